@@ -98,6 +98,9 @@ pub(crate) struct Claim {
     peers: Weak<Peers>,
     whom: Whom,
     opening: bool,
+    /// The session, if it has a place among those that peers have opened. The claim gives the place
+    /// back unless the session becomes live.
+    place: Option<[u8; 16]>,
 }
 
 impl Drop for Claim {
@@ -106,6 +109,9 @@ impl Drop for Claim {
         let mut table = peers.lock();
         let claims = if self.opening { &mut table.opening } else { &mut table.accepting };
         claims.remove(&self.whom);
+        if let Some(session) = self.place {
+            table.opened_by_peers.remove(&session);
+        }
         drop(table);
         peers.changed.notify_all();
     }
@@ -215,17 +221,30 @@ impl Peers {
         let whom = Whom::from(who);
         let mut table = self.lock();
         let free = who == self.me || (!table.is_settled(&whom) && table.opening.insert(whom));
-        free.then(|| self.claim(whom, true))
+        free.then(|| self.claim(whom, true, None))
     }
 
-    /// Agrees to a session that a peer opens. `None` if there is another one.
-    pub(crate) fn begin_accepting(self: &Arc<Self>, whom: Whom) -> Option<Claim> {
+    /// Agrees to a session that a peer opens, and gives it a place among those. `None` if there is
+    /// another one.
+    pub(crate) fn begin_accepting(
+        self: &Arc<Self>,
+        whom: Whom,
+        session: [u8; 16],
+        opened: OpenedByPeer,
+    ) -> Option<Claim> {
         let mut table = self.lock();
-        let free = whom.who == self.me || !self.is_taken(&table, &whom);
-        if free && whom.who != self.me {
+        // The opener chooses the id. With the id of another session it would take no place.
+        if table.opened_by_peers.contains_key(&session) {
+            return None;
+        }
+        if whom.who != self.me {
+            if self.is_taken(&table, &whom) {
+                return None;
+            }
             table.accepting.insert(whom);
         }
-        free.then(|| self.claim(whom, false))
+        table.opened_by_peers.insert(session, opened);
+        Some(self.claim(whom, false, Some(session)))
     }
 
     /// Whether such a session is live, or a local attempt that has precedence is in progress.
@@ -238,8 +257,8 @@ impl Peers {
         table.is_settled(whom) || (table.opening.contains(whom) && self.me < whom.who)
     }
 
-    fn claim(self: &Arc<Self>, whom: Whom, opening: bool) -> Claim {
-        Claim { peers: Arc::downgrade(self), whom, opening }
+    fn claim(self: &Arc<Self>, whom: Whom, opening: bool, place: Option<[u8; 16]>) -> Claim {
+        Claim { peers: Arc::downgrade(self), whom, opening, place }
     }
 
     /// Adds a session that this endpoint opened.
@@ -255,12 +274,9 @@ impl Peers {
         self.changed.notify_all();
     }
 
-    /// Adds a session that a peer opened.
-    pub(crate) fn accepted(&self, session: &Arc<Session>) {
+    /// Adds a session that a peer opened. It keeps the place of its claim until it is over.
+    pub(crate) fn accepted(&self, session: &Arc<Session>, claim: Option<Claim>) {
         let mut table = self.lock();
-        let ip = session.addr.ip().to_canonical();
-        let opened = OpenedByPeer { ip, is_sub_session: session.sub_session.is_some() };
-        table.opened_by_peers.insert(session.id, opened);
         if session.incarnation != self.me {
             table.live.insert(session.whom(), session.clone());
             if session.sub_session.is_none() && table.accepted.len() < MAX_UNASKED {
@@ -268,6 +284,9 @@ impl Peers {
             }
         }
         drop(table);
+        if let Some(mut claim) = claim {
+            claim.place = None;
+        }
         self.changed.notify_all();
         self.end_if_orphan(session);
     }
@@ -360,5 +379,27 @@ impl Peers {
     pub(crate) fn counterpart(&self, id: &[u8; 16]) -> Option<Incarnation> {
         let table = self.lock();
         table.live.values().find(|s| s.id == *id).map(|s| s.incarnation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_session_has_its_place_before_it_is_live() {
+        let peers = Peers::new(Incarnation([0; 16]));
+        let opened = OpenedByPeer { ip: Ipv4Addr::LOCALHOST.into(), is_sub_session: false };
+        let begin = |who: u8, session: u8| {
+            peers.begin_accepting(Incarnation([who; 16]).into(), [session; 16], opened)
+        };
+        let one = begin(1, 1).expect("there is no other session");
+        assert!(begin(2, 1).is_none(), "two sessions would have one place");
+        let two = begin(2, 2).expect("another session");
+        assert_eq!(peers.opened_by_peers().len(), 2);
+        drop((one, two));
+        assert_eq!(peers.opened_by_peers(), [], "sessions that never became live hold no place");
     }
 }

@@ -42,6 +42,7 @@ use crate::os::process::HostFacts;
 use crate::os::random;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
+use crate::peers::OpenedByPeer;
 use crate::progress::driver::NewSession;
 use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
@@ -945,8 +946,16 @@ fn complete(
             return None;
         }
     };
-    let Some(claim) = whom(&half.hello).and_then(|whom| endpoint.peers.begin_accepting(whom))
-    else {
+    // Other handshakes may have ended since the hello.
+    let opened = match admit(endpoint, &half.hello, pending.addr.ip()) {
+        Ok(opened) => opened,
+        Err(refusal) => {
+            pending.reply(&Control::Refuse(refusal));
+            return None;
+        }
+    };
+    let accept = |whom| endpoint.peers.begin_accepting(whom, half.hello.session, opened);
+    let Some(claim) = whom(&half.hello).and_then(accept) else {
         pending.reply(&Control::Refuse(Refusal::Exists));
         return None;
     };
@@ -993,11 +1002,12 @@ fn complete(
 
 /// Refuses a session if there are too many. Half-open sessions do not count: they are bounded as
 /// handshakes, and must not keep out a peer that is ready.
-fn admit(endpoint: &Engine, hello: &Hello, from: IpAddr) -> Result<(), Refusal> {
+fn admit(endpoint: &Engine, hello: &Hello, from: IpAddr) -> Result<OpenedByPeer, Refusal> {
     let new = admission::opened_from(from, hello.sub_session.is_some());
     let others = endpoint.peers.opened_by_peers().into_iter();
     admission::check_session(&endpoint.config.limits, new, others)
         .inspect_err(|_| endpoint.refusals.note(RefusalReason::Sessions, &from))
+        .map(|()| new)
 }
 
 /// The session that a hello names. `None` if the sub-session number is out of range.

@@ -253,6 +253,14 @@ impl Driver {
 
     /// Ends every remaining transfer because the endpoint closes.
     pub(crate) fn end_all(&mut self) {
+        // The closing endpoint did not know of sessions that were adopted since.
+        for index in 0..self.sessions.len() {
+            self.with_session(index, |driver, s| {
+                if s.session.is_alive() {
+                    driver.close_session(s, SessionEnd::Removed, REMOVED);
+                }
+            });
+        }
         for slot in self.active.clone() {
             let Some(request) = self.request(slot) else { continue };
             if request.state.is_unfenced() {
@@ -584,19 +592,9 @@ impl Driver {
         }
     }
 
-    /// Ends the acceptor. The caller does not hold the lock of the poller, which the acceptor's
-    /// thread may need.
-    pub(crate) fn stop_accepting(&self) {
-        if let Some(acceptor) = &self.acceptor {
-            acceptor.stop();
-        }
-    }
-
-    /// Closes the acceptor's descriptors in the child of a fork.
-    pub(crate) fn abandon_acceptor(&self) {
-        if let Some(acceptor) = &self.acceptor {
-            acceptor.abandon();
-        }
+    /// Takes the acceptor out, which the caller ends.
+    pub(crate) fn take_acceptor(&mut self) -> Option<Box<dyn Listening>> {
+        self.acceptor.take()
     }
 
     /// Receives on a lane, then sends on it.
@@ -744,7 +742,7 @@ impl Driver {
 
     fn adopt(&mut self, new: NewSession) {
         let now = clock::now();
-        let _claim = new.claim;
+        let claim = new.claim;
         let index = match self.sessions.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -826,7 +824,7 @@ impl Driver {
         // Publish the session only now: before, it could not send. Publish it before `replay`,
         // which may end the session: a session that is over must not be published.
         if !session.initiator {
-            self.endpoint.peers.accepted(&session);
+            self.endpoint.peers.accepted(&session, claim);
         }
         self.replay(&early, now);
         // A `Close` before the adoption found no session, so close the session here.

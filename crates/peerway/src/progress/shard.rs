@@ -16,7 +16,7 @@ use rustix::event::epoll;
 use super::copies::pull::PullOrigin;
 use super::driver::{Driver, NewSession, PORT};
 use super::engine::Engine;
-use super::poller::{Events, Polled, Poller};
+use super::poller::{Events, PollGuard, Polled, Poller};
 use super::queues::QueuesDone;
 use super::request::Request;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
@@ -238,19 +238,27 @@ impl Shard {
         {
             let _ = thread.join();
         }
+        // The acceptor's thread may need the lock. When it has ended, the queue has all sessions
+        // that it passed on, whose peers are told of the end like the others.
+        let acceptor = self.lock().driver.as_mut().and_then(Driver::take_acceptor);
+        if let Some(acceptor) = acceptor {
+            acceptor.stop();
+        }
+        let mut seat = self.lock();
+        seat.execute_queued();
+        let driver = seat.driver.take().map(|mut driver| {
+            driver.end_all();
+            driver
+        });
+        drop(seat);
+        drop(driver);
+    }
+
+    /// Waits for the poller's lock, which other threads hold for short times.
+    fn lock(&self) -> PollGuard<'_, Seat, EpollEvents> {
         loop {
-            if let Some(mut seat) = self.poller.try_lock() {
-                seat.execute_queued();
-                let driver = seat.driver.take().map(|mut driver| {
-                    driver.end_all();
-                    driver
-                });
-                drop(seat);
-                if let Some(driver) = &driver {
-                    driver.stop_accepting();
-                }
-                drop(driver);
-                break;
+            if let Some(seat) = self.poller.try_lock() {
+                return seat;
             }
             std::thread::yield_now();
         }
@@ -265,8 +273,8 @@ impl Shard {
         // SAFETY: no thread of this process holds the poller's lock: the child of a fork has only
         // the forking thread.
         let driver = unsafe { (*self.poller.inherited()).driver.take() };
-        if let Some(driver) = driver {
-            driver.abandon_acceptor();
+        if let Some(acceptor) = driver.and_then(|mut driver| driver.take_acceptor()) {
+            acceptor.abandon();
         }
     }
 

@@ -54,8 +54,8 @@ pub(crate) fn lost(world: &World) -> Result<Verdict> {
         proxy.hold_back(lane, true);
         let note = [round as u8; 8];
         let batch = Batch::write(&ours.all(), &remote.all())?.notify(&note)?.count(3);
-        let transfer = peer.post(&batch)?;
         let before = proxy.forwarded(lane);
+        let transfer = peer.post(&batch)?;
         let until = Instant::now() + world.profile.slack;
         while proxy.forwarded(lane) - before < 3 << 20 {
             ensure!(Instant::now() < until, "lane {lane} carries nothing");

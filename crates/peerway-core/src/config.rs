@@ -276,8 +276,8 @@ pub enum ConfigError {
     /// A setting does not accept its value.
     #[error("{name}={value:?} is invalid: expected {allowed}")]
     BadValue {
-        /// The variable.
-        name: &'static str,
+        /// The variable, or the argument that stands for it.
+        name: String,
         /// The value, truncated to a readable length.
         value: String,
         /// The values that the setting accepts.
@@ -313,7 +313,7 @@ impl ConfigError {
             Some((cut, _)) => format!("{}...", &value[..cut]),
             None => value.to_owned(),
         };
-        Self::BadValue { name, value, allowed }
+        Self::BadValue { name: name.to_owned(), value, allowed }
     }
 }
 

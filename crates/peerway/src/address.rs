@@ -174,7 +174,8 @@ fn resolve(name: &'static str, text: &str) -> Result<SocketAddr, BuildError> {
     };
     found.ok_or_else(|| {
         let allowed = "an address of this host, with or without a port".to_owned();
-        BuildError::Config(ConfigError::BadValue { name, value: text.to_owned(), allowed })
+        let (name, value) = (name.to_owned(), text.to_owned());
+        BuildError::Config(ConfigError::BadValue { name, value, allowed })
     })
 }
 

@@ -169,7 +169,14 @@ impl Builder {
             None if !hides(name) => std::env::var(name).ok(),
             value => value,
         };
-        let (mut config, warnings) = Config::from_env(lookup)?;
+        let (mut config, warnings) = Config::from_env(lookup).map_err(|error| match error {
+            // The environment is not to blame for a value of the builder.
+            ConfigError::BadValue { name, value, allowed } if given(&name).is_some() => {
+                let argument = name.trim_start_matches("PEERWAY_").to_lowercase();
+                ConfigError::BadValue { name: format!("{argument} ({name})"), value, allowed }
+            }
+            error => error,
+        })?;
         if let Some(addr) = self.advertise {
             config.advertise = Some(addr.to_string());
         }
@@ -196,11 +203,11 @@ mod tests {
     fn values_have_the_bounds_of_their_settings() {
         let (zero, builder) = (Duration::ZERO, Endpoint::builder);
         for (wrong, text) in [
-            (builder().lanes(1000), "PEERWAY_LANES=\"1000\""),
-            (builder().lanes(0), "PEERWAY_LANES=\"0\""),
-            (builder().deadline(zero), "PEERWAY_DEADLINE=\"0\""),
-            (builder().spin(Duration::from_secs(1)), "PEERWAY_SPIN=\"1s\""),
-            (builder().slots(0), "PEERWAY_SLOTS=\"0\""),
+            (builder().lanes(1000), "lanes (PEERWAY_LANES)=\"1000\""),
+            (builder().lanes(0), "lanes (PEERWAY_LANES)=\"0\""),
+            (builder().deadline(zero), "deadline (PEERWAY_DEADLINE)=\"0\""),
+            (builder().spin(Duration::from_secs(1)), "spin (PEERWAY_SPIN)=\"1s\""),
+            (builder().slots(0), "slots (PEERWAY_SLOTS)=\"0\""),
         ] {
             let error = wrong.build().unwrap_err().to_string();
             assert!(error.contains(text) && error.contains("expected"), "{error}");

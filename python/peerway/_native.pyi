@@ -36,11 +36,11 @@ class Endpoint:
         bind: str | None = None,
         advertise: str | None = None,
         transport: str | None = None,
-        deadline: float | None = None,
-        detect: float | None = None,
-        fence: float | None = None,
-        connect_timeout: float | None = None,
-        spin: float | None = None,
+        deadline: float | str | None = None,
+        detect: float | str | None = None,
+        fence: float | str | None = None,
+        connect_timeout: float | str | None = None,
+        spin: float | str | None = None,
         lanes: int | None = None,
         shards: int | None = None,
         copy_threads: int | None = None,
@@ -65,17 +65,21 @@ class Endpoint:
         result of ``peerway.quarantine()``. ``refusals``: what the endpoint has refused to peers,
         by reason, such as ``sessions`` or ``counts_without_right``.
         """
-    def connect(self, to: bytes | str | tuple[str, int], timeout: float | None = None) -> Peer:
+    def connect(self, to: bytes | str | tuple[str, int], timeout: float | str | None = None) -> Peer:
         """Connects to an endpoint by its metadata, ``"host:port"`` or ``(host, port)``.
 
         A second connect to the same incarnation returns the same peer.
         """
-    def accept(self, timeout: float | None = None) -> Peer:
+    def accept(self, timeout: float | str | None = None) -> Peer:
         """Returns the next peer that connected to this endpoint. Raises ``AcceptTimeout``."""
     def peers(self) -> list[Peer]:
         """Returns every live peer."""
-    def register(self, buffer: Any) -> Region:
-        """Registers writable, contiguous memory. The region keeps the object alive."""
+    def register(self, buffer: Any, *, order: Literal["C", "any"] = "C") -> Region:
+        """Registers writable, contiguous memory. The region keeps the object alive.
+
+        The bytes of an array in Fortran order are not in the order of its elements, so such an
+        array is registered only with ``order="any"``.
+        """
     def register_address(self, address: int, nbytes: int, owner: object = None) -> Region:
         """Registers memory by address. The region keeps ``owner`` alive. Without an owner, the
         caller must keep the memory valid until the region and all its transfers are gone.
@@ -86,13 +90,13 @@ class Endpoint:
         The region exposes host memory by the buffer protocol and GPU memory by
         ``__cuda_array_interface__``.
         """
-    def notification(self, timeout: float | None = 0.0) -> Notification | None:
+    def notification(self, timeout: float | str | None = 0.0) -> Notification | None:
         """Returns the oldest notification, or None after ``timeout`` seconds. ``None`` as the
         timeout waits without limit.
         """
     def counter(self, id: int) -> int:
         """Returns the number of arrivals counted under this id."""
-    def wait_counter(self, id: int, n: int, timeout: float | None = None) -> int:
+    def wait_counter(self, id: int, n: int, timeout: float | str | None = None) -> int:
         """Waits for at least ``n`` arrivals and returns the count. Raises ``CounterTimeout``."""
     def reset_counter(self, id: int) -> int:
         """Removes a counter and returns its last value."""
@@ -222,7 +226,7 @@ class Peer:
         *,
         notify: bytes | None = None,
         count: int | None = None,
-        deadline: float | None = None,
+        deadline: float | str | None = None,
         kind: Kind = "auto",
     ) -> None:
         """Writes local bytes into the peer's memory and waits until they are there.
@@ -238,7 +242,7 @@ class Peer:
         *,
         notify: bytes | None = None,
         count: int | None = None,
-        deadline: float | None = None,
+        deadline: float | str | None = None,
         kind: Kind = "auto",
     ) -> None:
         """Reads the peer's memory into local memory and waits until the bytes are there."""
@@ -249,7 +253,7 @@ class Peer:
         *,
         notify: bytes | None = None,
         count: int | None = None,
-        deadline: float | None = None,
+        deadline: float | str | None = None,
         kind: Kind = "auto",
     ) -> Transfer:
         """As ``write``, but returns at once."""
@@ -260,7 +264,7 @@ class Peer:
         *,
         notify: bytes | None = None,
         count: int | None = None,
-        deadline: float | None = None,
+        deadline: float | str | None = None,
         kind: Kind = "auto",
     ) -> Transfer:
         """As ``read``, but returns at once."""
@@ -271,7 +275,7 @@ class Peer:
         *,
         notify: bytes | None = None,
         count: int | None = None,
-        deadline: float | None = None,
+        deadline: float | str | None = None,
         kind: Kind = "auto",
     ) -> Prepared:
         """Checks a write once. Any thread can then post it many times."""
@@ -282,7 +286,7 @@ class Peer:
         *,
         notify: bytes | None = None,
         count: int | None = None,
-        deadline: float | None = None,
+        deadline: float | str | None = None,
         kind: Kind = "auto",
     ) -> Prepared:
         """Checks a read once. Any thread can then post it many times."""
@@ -307,7 +311,7 @@ class Peer:
         """Sends a message to the peer's notification queue."""
     def count(self, id: int) -> Transfer:
         """Adds one to a counter of the peer."""
-    def notification(self, timeout: float | None = 0.0) -> Notification | None:
+    def notification(self, timeout: float | str | None = 0.0) -> Notification | None:
         """Returns the oldest notification from this peer; None after ``timeout`` seconds, or when
         the peer is gone.
         """
@@ -353,11 +357,11 @@ class Transfer:
 
     def done(self) -> bool:
         """Whether the transfer has ended, with success or with an error."""
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | str | None = None) -> None:
         """Waits for the end. Raises the transfer's error, or ``WaitTimeout`` when it has not ended
         in time.
         """
-    def exception(self, timeout: float | None = None) -> BaseException | None:
+    def exception(self, timeout: float | str | None = None) -> BaseException | None:
         """Waits as ``wait`` does, but returns the transfer's error, or None after success. Raises
         only ``WaitTimeout``.
         """
@@ -399,7 +403,7 @@ class Enqueued:
     @property
     def runs(self) -> int:
         """How many times the transfer has ended."""
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | str | None = None) -> None:
         """Waits until the transfer has ended once and is not running. Raises the error of the last
         run, or ``WaitTimeout``.
         """
@@ -420,7 +424,7 @@ class Staged:
         """Whether a stage was released and has ended."""
     def cancel(self) -> None:
         """Cancels every released stage. Stages that were not released are never sent."""
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | str | None = None) -> None:
         """Waits for every released stage. Raises the error of the first stage that failed, or
         ``WaitTimeout``.
         """
@@ -545,7 +549,7 @@ class Proxy:
         slots: int = 2048,
         peers: int = 64,
         counters: int = 1024,
-        timeout: float = 10.0,
+        timeout: float | str = 10.0,
         copier: str = "launched",
     ) -> None: ...
     @property
@@ -584,7 +588,7 @@ class Proxy:
         """
     def counter(self, counter: int) -> int:
         """Returns the value of a counter of this proxy."""
-    def wait_counter(self, counter: int, value: int, timeout: float | None = None) -> int:
+    def wait_counter(self, counter: int, value: int, timeout: float | str | None = None) -> int:
         """Waits until a counter of this proxy reaches ``value`` and returns the counter's value.
         Raises ``CounterTimeout``.
         """
@@ -702,13 +706,13 @@ class HostProducer:
         """Increments a counter of the peer by one. It does not wait for earlier puts; call
         ``quiet`` first if the order matters.
         """
-    def quiet(self, peer: int, timeout: float | None = None) -> None:
+    def quiet(self, peer: int, timeout: float | str | None = None) -> None:
         """Waits until all commands pushed here earlier for the peer have reached its memory.
 
         Raises ``CommandFailed`` when a command failed (``Proxy.take_fault`` says which), and
         ``CommandTimeout`` after ``timeout`` or, without one, the proxy's time-out.
         """
-    def wait_counter(self, counter: int, value: int, peer: int | None = None, timeout: float | None = None) -> None:
+    def wait_counter(self, counter: int, value: int, peer: int | None = None, timeout: float | str | None = None) -> None:
         """Waits until a counter of this proxy reaches ``value``. With ``peer``, a failure of that
         peer ends the wait (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or,
         without one, the proxy's time-out.

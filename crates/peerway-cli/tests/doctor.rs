@@ -2,6 +2,13 @@
 
 use std::process::{Command, Output};
 
+#[test]
+fn it_says_where_an_endpoint_would_listen() {
+    let text = doctor().stdout;
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.contains("an endpoint here would listen on"), "{text}");
+}
+
 fn doctor() -> Output {
     Command::new(env!("CARGO_BIN_EXE_peerway")).arg("doctor").output().expect("it starts")
 }

@@ -19,9 +19,10 @@ mod parse;
 mod pin;
 mod settings;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-pub use parse::{parse_bytes, parse_duration};
+pub use parse::{parse_bytes, parse_duration, show_duration};
 pub use pin::{DataProtection, IdentityMode, LogLevel, Pin};
 pub use settings::{FoundSetting, Kind, SETTINGS, Setting, Status};
 
@@ -36,6 +37,8 @@ pub struct Config {
     pub bind: Option<String>,
     /// The address that peers connect to, if it differs from the bound one (containers, NAT).
     pub advertise: Option<String>,
+    /// The ports to listen on, if the address names none. `None`: a port that the system picks.
+    pub ports: Option<RangeInclusive<u16>>,
     /// The network interfaces to use, as prefixes. See the documentation of the setting.
     pub interfaces: Option<String>,
     /// Bulk lanes per TCP peer. `None`: one on loopback; on a network four, or one for each rail if
@@ -210,6 +213,7 @@ impl Config {
             transport: Pin::Auto,
             bind: None,
             advertise: None,
+            ports: None,
             interfaces: None,
             lanes: None,
             shards: 0,
@@ -275,8 +279,8 @@ pub enum ConfigError {
     /// A setting does not accept its value.
     #[error("{name}={value:?} is invalid: expected {allowed}")]
     BadValue {
-        /// The variable.
-        name: &'static str,
+        /// The variable, or the argument that stands for it.
+        name: String,
         /// The value, truncated to a readable length.
         value: String,
         /// The values that the setting accepts.
@@ -312,7 +316,7 @@ impl ConfigError {
             Some((cut, _)) => format!("{}...", &value[..cut]),
             None => value.to_owned(),
         };
-        Self::BadValue { name, value, allowed }
+        Self::BadValue { name: name.to_owned(), value, allowed }
     }
 }
 

@@ -265,6 +265,7 @@ mod tests {
     use super::*;
     use crate::config::DataProtection;
     use crate::ids::{Incarnation, SlotId};
+    use crate::metadata::NetworkId;
     use crate::region::{Access, MemoryKind};
     use crate::wire::{
         Admission, GpuHandle, GpuOffer, Hello, Import, Kind, MappingOffer, PULL_SEGMENT_LEN,
@@ -283,7 +284,8 @@ mod tests {
 
     fn some_metadata() -> Vec<u8> {
         let addresses = vec!["10.0.0.1:1".parse().unwrap(), "[::1]:2".parse().unwrap()];
-        Metadata { incarnation: WHO, addresses }.to_bytes()
+        let network = NetworkId([1; 8]);
+        Metadata { incarnation: WHO, network, addresses }.to_bytes()
     }
 
     /// Good inputs of a target.

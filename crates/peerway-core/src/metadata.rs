@@ -1,15 +1,15 @@
 //! Endpoint metadata: the incarnation and the addresses that a peer needs to connect.
 //!
-//! The encoding is `"PWMD" | version u8 | incarnation[16] | count u8`, followed by `count`
-//! addresses of `family u8 | ip 4 or 16 bytes | port u16 BE`.
+//! The encoding is `"PWMD" | version u8 | incarnation[16] | network[8] | count u8`, followed by
+//! `count` addresses of `family u8 | ip 4 or 16 bytes | port u16 BE`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::ids::Incarnation;
 
 const MAGIC: &[u8; 4] = b"PWMD";
-/// Version 2: the incarnation is the hash of a public key, which the handshake proves.
-const VERSION: u8 = 2;
+/// Version 3 added the network.
+const VERSION: u8 = 3;
 /// The maximum number of addresses. No machine has more, and it bounds the parser's work.
 const MAX_ADDRESSES: usize = 16;
 
@@ -19,17 +19,32 @@ pub struct Metadata {
     /// The incarnation of the endpoint. It authenticates the endpoint: the handshake fails unless
     /// the other side has the key of which this is the hash.
     pub incarnation: Incarnation,
+    /// Where its loopback addresses are valid.
+    pub network: NetworkId,
     /// The addresses it listens on, best first.
     pub addresses: Vec<SocketAddr>,
+}
+
+/// A host and a network namespace, known by a hash. Endpoints in the same place compute the same
+/// value for the same incarnation; others learn nothing from it. Zero means unknown.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct NetworkId(pub [u8; 8]);
+
+impl NetworkId {
+    /// Whether both sides are known, and differ.
+    pub fn is_elsewhere(self, here: Self) -> bool {
+        self != Self::default() && here != Self::default() && self != here
+    }
 }
 
 impl Metadata {
     /// Encodes the metadata. The application passes the bytes to peers by its own means.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(22 + 19 * self.addresses.len());
+        let mut out = Vec::with_capacity(30 + 19 * self.addresses.len());
         out.extend_from_slice(MAGIC);
         out.push(VERSION);
         out.extend_from_slice(&self.incarnation.0);
+        out.extend_from_slice(&self.network.0);
         let addresses = &self.addresses[..self.addresses.len().min(MAX_ADDRESSES)];
         out.push(addresses.len() as u8);
         for addr in addresses {
@@ -59,6 +74,7 @@ impl Metadata {
             return Err(MetadataError::Version(version));
         }
         let incarnation = Incarnation(take(&mut rest)?);
+        let network = NetworkId(take(&mut rest)?);
         let [count] = take(&mut rest)?;
         if count == 0 || usize::from(count) > MAX_ADDRESSES {
             return Err(MetadataError::NotMetadata);
@@ -76,7 +92,7 @@ impl Metadata {
         if !rest.is_empty() {
             return Err(MetadataError::NotMetadata);
         }
-        Ok(Self { incarnation, addresses })
+        Ok(Self { incarnation, network, addresses })
     }
 }
 
@@ -105,6 +121,7 @@ mod tests {
     fn sample() -> Metadata {
         Metadata {
             incarnation: Incarnation([9; 16]),
+            network: NetworkId([7; 8]),
             addresses: vec!["127.0.0.1:80".parse().unwrap(), "[::1]:9".parse().unwrap()],
         }
     }
@@ -112,6 +129,15 @@ mod tests {
     #[test]
     fn round_trip() {
         assert_eq!(Metadata::from_bytes(&sample().to_bytes()), Ok(sample()));
+    }
+
+    #[test]
+    fn only_two_known_networks_differ() {
+        let (one, other, unknown) = (NetworkId([1; 8]), NetworkId([2; 8]), NetworkId::default());
+        assert!(one.is_elsewhere(other));
+        for (peer, here) in [(one, one), (one, unknown), (unknown, one), (unknown, unknown)] {
+            assert!(!peer.is_elsewhere(here), "{peer:?} {here:?}");
+        }
     }
 
     #[test]

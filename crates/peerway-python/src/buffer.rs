@@ -73,14 +73,24 @@ pub(crate) enum Use {
     Write,
 }
 
+/// The order of the elements of an array in its memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Order {
+    /// Rows one after another.
+    Row,
+    /// Any order without gaps.
+    Any,
+}
+
 /// Registers an object's memory with an endpoint. `name` names the argument in errors.
 pub(crate) fn register(
     endpoint: &Endpoint,
     name: &str,
     object: &Bound<'_, PyAny>,
     needs: Use,
+    order: Order,
 ) -> PyResult<Region> {
-    let found = find(name, object)?;
+    let found = find(name, object, order)?;
     if found.readonly && needs == Use::Write {
         return Err(refuse_readonly(name));
     }
@@ -173,13 +183,13 @@ impl Memory {
     }
 }
 
-fn find(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+fn find(name: &str, object: &Bound<'_, PyAny>, order: Order) -> PyResult<Memory> {
     if is_torch(object) {
         return of_torch(name, object);
     }
     // SAFETY: `object` is a live Python object, and the interpreter is held.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
-        return by_buffer(name, object);
+        return by_buffer(name, object, order);
     }
     if object.hasattr("__cuda_array_interface__")? {
         return by_cuda_interface(name, object);
@@ -217,7 +227,7 @@ fn not_contiguous(name: &str) -> PyErr {
     ))
 }
 
-fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+fn by_buffer(name: &str, object: &Bound<'_, PyAny>, order: Order) -> PyResult<Memory> {
     let py = object.py();
     // The view keeps the buffer exported, so a bytearray cannot be resized while the view lives.
     let keeper = match PyMemoryView::from(object) {
@@ -235,10 +245,18 @@ fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
         }
     };
     let mut view = MaybeUninit::<ffi::Py_buffer>::uninit();
-    const FLAGS: c_int = ffi::PyBUF_ANY_CONTIGUOUS | ffi::PyBUF_FORMAT;
-    // SAFETY: `keeper` is a live object, and `view` is released below.
-    if unsafe { ffi::PyObject_GetBuffer(keeper.as_ptr(), view.as_mut_ptr(), FLAGS) } != 0 {
-        drop(PyErr::fetch(py));
+    let mut get = |kind: c_int| {
+        let flags = kind | ffi::PyBUF_FORMAT;
+        // SAFETY: `keeper` is a live object. The caller releases the view if there is one.
+        let failed =
+            unsafe { ffi::PyObject_GetBuffer(keeper.as_ptr(), view.as_mut_ptr(), flags) } != 0;
+        if failed {
+            drop(PyErr::fetch(py));
+        }
+        !failed
+    };
+    let by_rows = get(ffi::PyBUF_C_CONTIGUOUS);
+    if !by_rows && !get(ffi::PyBUF_F_CONTIGUOUS) {
         return Err(not_contiguous(name));
     }
     // SAFETY: the call above succeeded, so the view is filled. It is released once.
@@ -252,6 +270,12 @@ fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     };
     if objects {
         return Err(holds_objects(name));
+    }
+    if !by_rows && order == Order::Row {
+        return Err(PyBufferError::new_err(format!(
+            "{name}: the array is in Fortran order, so its bytes are not in the order of its \
+             elements; register it with order='any' or make a copy in C order"
+        )));
     }
     Ok(Memory { ptr, len, readonly, place: Place::Host, _owner: keeper.into_any().unbind() })
 }
@@ -297,7 +321,7 @@ fn of_torch(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
         return Ok(Memory { place: Place::Gpu { stream: 0 }, ..by_data_ptr(name, &bytes)? });
     }
     // torch declares every tensor as writable, so the memory is probed.
-    Ok(Memory { place: Place::Unsaid, ..by_buffer(name, &bytes)? })
+    Ok(Memory { place: Place::Unsaid, ..by_buffer(name, &bytes, Order::Row)? })
 }
 
 fn by_data_ptr(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {

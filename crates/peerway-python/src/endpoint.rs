@@ -8,8 +8,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
-use crate::arguments::Int;
-use crate::buffer::{self, Use};
+use crate::arguments::{Int, Time};
+use crate::buffer::{self, Order, Use};
 use crate::gpu::GpuMemory;
 use crate::peer::Peer;
 use crate::region::Region;
@@ -53,11 +53,11 @@ impl Endpoint {
         bind: Option<&str>,
         advertise: Option<&str>,
         transport: Option<&str>,
-        deadline: Option<f64>,
-        detect: Option<f64>,
-        fence: Option<f64>,
-        connect_timeout: Option<f64>,
-        spin: Option<f64>,
+        deadline: Option<Time>,
+        detect: Option<Time>,
+        fence: Option<Time>,
+        connect_timeout: Option<Time>,
+        spin: Option<Time>,
         lanes: Option<Int<u16>>,
         shards: Option<Int<u16>>,
         copy_threads: Option<Int<u16>>,
@@ -81,8 +81,9 @@ impl Endpoint {
             builder = builder.advertise(addr);
         }
         if let Some(text) = transport {
-            let pin: Pin = text.parse().map_err(|error| {
-                errors::raise(py, "InvalidSetting", format!("transport: '{text}': {error}"))
+            let pin: Pin = text.parse().map_err(|_| {
+                let why = format!("transport: '{text}' is not one of {}", Pin::ALLOWED);
+                errors::raise(py, "InvalidSetting", why)
             })?;
             builder = builder.transport(pin);
         }
@@ -94,7 +95,7 @@ impl Endpoint {
             ("spin", spin, peerway::Builder::spin),
         ] {
             if let Some(value) = value {
-                builder = set(builder, arguments::seconds(name, value)?);
+                builder = set(builder, arguments::time(name, &value)?);
             }
         }
         if let Some(Int(lanes)) = lanes {
@@ -178,7 +179,7 @@ impl Endpoint {
         &self,
         py: Python<'_>,
         to: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
+        timeout: Option<Time>,
     ) -> PyResult<Peer> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let target = target(to)?;
@@ -213,7 +214,7 @@ impl Endpoint {
 
     /// Returns the next peer that connected to this endpoint. Raises ``AcceptTimeout``.
     #[pyo3(signature = (timeout=None))]
-    fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Peer> {
+    fn accept(&self, py: Python<'_>, timeout: Option<Time>) -> PyResult<Peer> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let answer = waiting::until(py, timeout, |left| match self.endpoint.accept(left) {
             Err(AcceptError::TimedOut) => None,
@@ -231,8 +232,17 @@ impl Endpoint {
     }
 
     /// Registers writable, contiguous memory. The region keeps the object alive.
-    fn register(&self, buffer: &Bound<'_, PyAny>) -> PyResult<Region> {
-        let region = buffer::register(&self.endpoint, "buffer", buffer, Use::Write)?;
+    ///
+    /// The bytes of an array in Fortran order are not in the order of its elements, so such an
+    /// array is registered only with ``order="any"``.
+    #[pyo3(signature = (buffer, *, order="C"))]
+    fn register(&self, buffer: &Bound<'_, PyAny>, order: &str) -> PyResult<Region> {
+        let order = match order {
+            "C" => Order::Row,
+            "any" => Order::Any,
+            _ => return Err(not_an("order", order, "order: give 'C' or 'any'")),
+        };
+        let region = buffer::register(&self.endpoint, "buffer", buffer, Use::Write, order)?;
         Ok(Region::new(region))
     }
 
@@ -265,7 +275,7 @@ impl Endpoint {
             None => self.endpoint.allocate(nbytes.0).map_err(|error| errors::register(py, error)),
             Some(Int(gpu)) => {
                 let memory = Bound::new(py, GpuMemory::allocate(py, gpu, nbytes.0 as u64)?)?;
-                buffer::register(&self.endpoint, "gpu", memory.as_any(), Use::Write)
+                buffer::register(&self.endpoint, "gpu", memory.as_any(), Use::Write, Order::Row)
             }
         };
         region.map(Region::new)
@@ -273,8 +283,12 @@ impl Endpoint {
 
     /// Returns the oldest notification, or None after ``timeout`` seconds. ``None`` as the
     /// timeout waits without limit.
-    #[pyo3(signature = (timeout=Some(0.0)), text_signature = "($self, timeout=0.0)")]
-    fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
+    #[pyo3(signature = (timeout=Some(Time::Seconds(0.0))), text_signature = "($self, timeout=0.0)")]
+    fn notification(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Time>,
+    ) -> PyResult<Option<Notification>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let found = waiting::until(py, timeout, |left| {
             self.endpoint
@@ -297,7 +311,7 @@ impl Endpoint {
         py: Python<'_>,
         id: Int<u32>,
         n: Int<u64>,
-        timeout: Option<f64>,
+        timeout: Option<Time>,
     ) -> PyResult<u64> {
         let (Int(id), Int(n)) = (id, n);
         let timeout = waiting::timeout("timeout", timeout)?;

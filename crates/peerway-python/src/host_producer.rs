@@ -3,7 +3,7 @@
 use peerway::driven::{self, Command, HostProducerError, Op};
 use pyo3::prelude::*;
 
-use crate::arguments::Int;
+use crate::arguments::{Int, Time};
 use crate::proxy::Proxy;
 use crate::waiting::{self, Listener};
 use crate::{arguments, errors};
@@ -41,12 +41,12 @@ impl HostProducer {
     fn wait(
         &self,
         py: Python<'_>,
-        timeout: Option<f64>,
+        timeout: Option<Time>,
         mut step: impl FnMut(std::time::Duration) -> Result<(), HostProducerError> + Send,
     ) -> PyResult<Option<()>> {
         let proxy = self.proxy.get();
         let timeout = match timeout {
-            Some(seconds) => arguments::seconds("timeout", seconds)?,
+            Some(seconds) => arguments::time("timeout", &seconds)?,
             None => self.producer.timeout(),
         };
         let ended = waiting::until(py, Some(timeout), |left| match step(left) {
@@ -110,7 +110,7 @@ impl HostProducer {
     /// Raises ``CommandFailed`` when a command failed (``Proxy.take_fault`` says which), and
     /// ``CommandTimeout`` after ``timeout`` or, without one, the proxy's time-out.
     #[pyo3(signature = (peer, timeout=None))]
-    fn quiet(&self, py: Python<'_>, peer: Int<u16>, timeout: Option<f64>) -> PyResult<()> {
+    fn quiet(&self, py: Python<'_>, peer: Int<u16>, timeout: Option<Time>) -> PyResult<()> {
         let Int(peer) = peer;
         let position = self.push(py, Command { op: Op::Quiet, peer, ..Command::NOP })?;
         let wait = |left| self.producer.wait_answer(peer, position, left);
@@ -133,7 +133,7 @@ impl HostProducer {
         counter: Int<u16>,
         value: Int<u64>,
         peer: Option<Int<u16>>,
-        timeout: Option<f64>,
+        timeout: Option<Time>,
     ) -> PyResult<()> {
         let (Int(counter), Int(value), peer) = (counter, value, peer.map(|peer| peer.0));
         let wait = |left| self.producer.wait_counter_for(counter, value, peer, left);

@@ -9,8 +9,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
-use crate::arguments::Int;
-use crate::buffer::{self, Use};
+use crate::arguments::{Int, Time};
+use crate::buffer::{self, Order, Use};
 use crate::endpoint::{Notification, release};
 use crate::region::{BlockList, BlockSide, LocalSlice, Region, RemoteRegion, RemoteSlice};
 use crate::transfer::{Prepared, Staged, Transfer};
@@ -113,7 +113,7 @@ impl Peer {
         } else if let Ok(slice) = object.cast::<LocalSlice>() {
             (slice.get().slice.clone(), slice.get().writable)
         } else {
-            let region = buffer::register(&self.endpoint, "local", object, needs)?;
+            let region = buffer::register(&self.endpoint, "local", object, needs, Order::Row)?;
             (region.all(), true)
         };
         if needs == Use::Write && !writable {
@@ -224,7 +224,7 @@ impl Peer {
 struct Options<'a, 'py> {
     notify: Option<&'a Bound<'py, PyAny>>,
     count: Option<Int<u32>>,
-    deadline: Option<f64>,
+    deadline: Option<Time>,
     kind: &'a str,
 }
 
@@ -237,8 +237,8 @@ impl Options<'_, '_> {
         if let Some(Int(id)) = self.count {
             batch = batch.count(id);
         }
-        if let Some(deadline) = self.deadline {
-            batch = batch.deadline(arguments::seconds("deadline", deadline)?);
+        if let Some(deadline) = &self.deadline {
+            batch = batch.deadline(arguments::time("deadline", deadline)?);
         }
         if self.kind != "auto" {
             batch = batch.class(arguments::class(self.kind)?);
@@ -283,7 +283,7 @@ impl Peer {
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
         count: Option<Int<u32>>,
-        deadline: Option<f64>,
+        deadline: Option<Time>,
         kind: &str,
     ) -> PyResult<()> {
         let options = Options { notify, count, deadline, kind };
@@ -300,7 +300,7 @@ impl Peer {
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
         count: Option<Int<u32>>,
-        deadline: Option<f64>,
+        deadline: Option<Time>,
         kind: &str,
     ) -> PyResult<()> {
         let options = Options { notify, count, deadline, kind };
@@ -317,7 +317,7 @@ impl Peer {
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
         count: Option<Int<u32>>,
-        deadline: Option<f64>,
+        deadline: Option<Time>,
         kind: &str,
     ) -> PyResult<Transfer> {
         let options = Options { notify, count, deadline, kind };
@@ -334,7 +334,7 @@ impl Peer {
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
         count: Option<Int<u32>>,
-        deadline: Option<f64>,
+        deadline: Option<Time>,
         kind: &str,
     ) -> PyResult<Transfer> {
         let options = Options { notify, count, deadline, kind };
@@ -351,7 +351,7 @@ impl Peer {
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
         count: Option<Int<u32>>,
-        deadline: Option<f64>,
+        deadline: Option<Time>,
         kind: &str,
     ) -> PyResult<Prepared> {
         let options = Options { notify, count, deadline, kind };
@@ -368,7 +368,7 @@ impl Peer {
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
         count: Option<Int<u32>>,
-        deadline: Option<f64>,
+        deadline: Option<Time>,
         kind: &str,
     ) -> PyResult<Prepared> {
         let options = Options { notify, count, deadline, kind };
@@ -448,8 +448,12 @@ impl Peer {
 
     /// Returns the oldest notification from this peer; None after ``timeout`` seconds, or when
     /// the peer is gone.
-    #[pyo3(signature = (timeout=Some(0.0)), text_signature = "($self, timeout=0.0)")]
-    fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
+    #[pyo3(signature = (timeout=Some(Time::Seconds(0.0))), text_signature = "($self, timeout=0.0)")]
+    fn notification(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Time>,
+    ) -> PyResult<Option<Notification>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let found = waiting::until(py, timeout, |left| {
             let found = self.peer.notification(left);

@@ -8,8 +8,8 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::arguments::{Gpu, Int};
-use crate::buffer::{self, Use};
+use crate::arguments::{Gpu, Int, Time};
+use crate::buffer::{self, Order, Use};
 use crate::endpoint::{Endpoint, release};
 use crate::gpu::without_interpreter;
 use crate::host_producer::HostProducer;
@@ -81,7 +81,7 @@ impl Proxy {
     #[pyo3(
         signature = (
             endpoint, gpu=None, *, threads=None, rings=None, slots=Int(2048), peers=Int(64),
-            counters=Int(1024), timeout=10.0, copier="launched"
+            counters=Int(1024), timeout=Time::Seconds(10.0), copier="launched"
         ),
         text_signature = "(endpoint, gpu=None, *, threads=None, rings=None, slots=2048, peers=64, counters=1024, timeout=10.0, copier='launched')"
     )]
@@ -95,7 +95,7 @@ impl Proxy {
         slots: Int<u32>,
         peers: Int<usize>,
         counters: Int<usize>,
-        timeout: f64,
+        timeout: Time,
         copier: &str,
     ) -> PyResult<Self> {
         let copier: CopierKind = copier
@@ -106,7 +106,7 @@ impl Proxy {
             .slots(slots.0)
             .peers(peers.0)
             .counters(counters.0)
-            .timeout(arguments::seconds("timeout", timeout)?)
+            .timeout(arguments::time("timeout", &timeout)?)
             .copier(copier);
         let gpu = gpu.map(|gpu| gpu.0);
         if let Some(gpu) = gpu {
@@ -156,7 +156,7 @@ impl Proxy {
         let region = match memory.cast::<Region>() {
             Ok(region) if !region.get().writable => return Err(buffer::refuse_readonly("memory")),
             Ok(region) => region.get().region.clone(),
-            Err(_) => buffer::register(&self.endpoint, "memory", memory, Use::Write)?,
+            Err(_) => buffer::register(&self.endpoint, "memory", memory, Use::Write, Order::Row)?,
         };
         let made = py.detach(|| proxy.window(&region));
         let window = made.map_err(|error| errors::proxy(py, error))?;
@@ -220,7 +220,7 @@ impl Proxy {
         py: Python<'_>,
         counter: Int<u16>,
         value: Int<u64>,
-        timeout: Option<f64>,
+        timeout: Option<Time>,
     ) -> PyResult<u64> {
         let (Int(counter), Int(value)) = (counter, value);
         let proxy = self.counter_of(py, counter)?;

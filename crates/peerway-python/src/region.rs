@@ -4,10 +4,10 @@ use std::ffi::c_int;
 
 use peerway::{Access, Fence};
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PySlice};
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::arguments::Int;
 use crate::peer::Peer;
@@ -76,7 +76,7 @@ impl Region {
         self.region.len() as usize
     }
 
-    fn __getitem__(&self, bytes: &Bound<'_, PySlice>) -> PyResult<LocalSlice> {
+    fn __getitem__(&self, bytes: &Bound<'_, PyAny>) -> PyResult<LocalSlice> {
         let range = arguments::range(bytes, self.region.len())?;
         let addr = self.region.addr() + range.start;
         Ok(LocalSlice { addr, slice: self.region.slice(range), writable: self.writable })
@@ -225,7 +225,7 @@ impl RemoteRegion {
         self.region.len() as usize
     }
 
-    fn __getitem__(&self, bytes: &Bound<'_, PySlice>) -> PyResult<RemoteSlice> {
+    fn __getitem__(&self, bytes: &Bound<'_, PyAny>) -> PyResult<RemoteSlice> {
         let range = arguments::range(bytes, self.region.len())?;
         Ok(RemoteSlice { slice: self.region.slice(range) })
     }
@@ -376,7 +376,13 @@ fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     object
         .extract::<Vec<i64>>()
         .map_err(|_| {
-            arguments::wrong_type("indices", object, "an integer array or a sequence of int")
+            let wanted = "an array of integers or a sequence of int";
+            match object.getattr("dtype") {
+                Ok(dtype) => PyTypeError::new_err(format!(
+                    "indices: expected {wanted}, not an array of dtype {dtype}"
+                )),
+                Err(_) => arguments::wrong_type("indices", object, wanted),
+            }
         })
         .and_then(narrow)
 }

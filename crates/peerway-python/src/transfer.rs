@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::Int;
+use crate::arguments::{Int, Time};
 use crate::wakeups::Watchers;
 use crate::{errors, waiting};
 
@@ -35,14 +35,14 @@ impl Transfer {
     /// Waits for the end. Raises the transfer's error, or ``WaitTimeout`` when it has not ended
     /// in time.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Time>) -> PyResult<()> {
         self.exception(py, timeout)?.map_or(Ok(()), Err)
     }
 
     /// Waits as ``wait`` does, but returns the transfer's error, or None after success. Raises
     /// only ``WaitTimeout``.
     #[pyo3(signature = (timeout=None))]
-    fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyErr>> {
+    fn exception(&self, py: Python<'_>, timeout: Option<Time>) -> PyResult<Option<PyErr>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         match waiting::until(py, timeout, |left| self.transfer.wait(left))? {
             Some(ended) => Ok(errors::ended(py, ended, || self.transfer.failure())),
@@ -155,7 +155,7 @@ impl Enqueued {
     /// Waits until the transfer has ended once and is not running. Raises the error of the last
     /// run, or ``WaitTimeout``.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Time>) -> PyResult<()> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let ended = waiting::until(py, timeout, |left| {
             self.enqueued.lock().unwrap().as_ref().and_then(|enqueued| enqueued.wait(left))
@@ -276,7 +276,7 @@ impl Staged {
     /// Waits for every released stage. Raises the error of the first stage that failed, or
     /// ``WaitTimeout``.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Time>) -> PyResult<()> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let Some(ended) = waiting::until(py, timeout, |left| self.staged.wait(left))? else {
             let what = "the released stages have not ended in this time; they continue";

@@ -8,6 +8,7 @@ use peerway::threads::{self, Cpus};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::arguments::Time;
 use crate::{arguments, errors};
 
 /// The longest time until a signal is handled. Each return to the interpreter makes the engine
@@ -114,6 +115,6 @@ pub(crate) fn finish(py: Python<'_>, transfer: &peerway::Transfer) -> PyResult<(
 }
 
 /// A time-out argument: seconds, or no limit.
-pub(crate) fn timeout(name: &str, seconds: Option<f64>) -> PyResult<Option<Duration>> {
-    seconds.map(|seconds| arguments::seconds(name, seconds)).transpose()
+pub(crate) fn timeout(name: &str, time: Option<Time>) -> PyResult<Option<Duration>> {
+    time.map(|time| arguments::time(name, &time)).transpose()
 }

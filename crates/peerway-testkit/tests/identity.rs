@@ -11,7 +11,7 @@ use peerway::{Access, ConnectError, Endpoint, Pin, TransferError};
 use peerway_core::config::DataProtection;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::ids::Incarnation;
-use peerway_core::metadata::Metadata;
+use peerway_core::metadata::{Metadata, NetworkId};
 use peerway_core::wire::{Control, HEADER_LEN, Hello, Kind, Refusal, Welcome};
 use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, control, frame, ready};
@@ -30,7 +30,8 @@ fn at(endpoint: &Endpoint) -> SocketAddr {
 
 /// Metadata that names `who` at another address.
 fn misdirected(who: Incarnation, addr: SocketAddr) -> Vec<u8> {
-    Metadata { incarnation: who, addresses: vec![addr] }.to_bytes()
+    let network = NetworkId::default();
+    Metadata { incarnation: who, network, addresses: vec![addr] }.to_bytes()
 }
 
 /// Opens a connection for a hand-made peer.

@@ -1,7 +1,10 @@
 //! Errors, one type per operation: what was attempted, which side is at fault, and what to do.
 
+use std::fmt::Write as _;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use peerway_core::config::ConfigError;
 use peerway_core::descriptor::DescriptorError;
@@ -43,6 +46,20 @@ pub enum BuildError {
         /// The address.
         addr: SocketAddr,
         /// The operating system's reason.
+        source: io::Error,
+    },
+    /// Every port of the range is in use.
+    #[error(
+        "cannot listen on {ip} with any port of PEERWAY_PORTS={}-{}: {source}; end another program \
+         or choose more ports",
+        ports.start(), ports.end()
+    )]
+    PortsInUse {
+        /// The ports.
+        ports: RangeInclusive<u16>,
+        /// The address.
+        ip: IpAddr,
+        /// The operating system's reason, for the last port.
         source: io::Error,
     },
     /// No interface matches the filter.
@@ -117,12 +134,14 @@ pub enum ConnectError {
     #[error(transparent)]
     Metadata(#[from] MetadataError),
     /// No address of the peer answered.
-    #[error("cannot reach the peer at {addr}: {source}")]
+    #[error("cannot reach the peer at {addr}: {source}{}", list(others))]
     Unreachable {
-        /// The last address tried.
+        /// The peer's best address.
         addr: SocketAddr,
         /// The operating system's reason.
         source: io::Error,
+        /// The peer's other addresses, and what happened to each.
+        others: Vec<AddressTried>,
     },
     /// An endpoint answered in time, but it does not speak this protocol version.
     #[error("the peer at {addr} is incompatible: {why}")]
@@ -195,7 +214,7 @@ pub enum ConnectError {
         why: String,
     },
     /// The connect time-out passed.
-    #[error("connecting to {addr} timed out after {millis} ms while {stage}")]
+    #[error("connecting to {addr} timed out after {millis} ms while {stage}{}", list(others))]
     TimedOut {
         /// The peer's address.
         addr: SocketAddr,
@@ -203,6 +222,8 @@ pub enum ConnectError {
         millis: u64,
         /// What the connect was doing when the time ran out, such as "opening the TCP connection".
         stage: &'static str,
+        /// The peer's other addresses, and what happened to each.
+        others: Vec<AddressTried>,
     },
     /// A local operation of the operating system failed.
     #[error("{what}: {source}")]
@@ -218,6 +239,33 @@ pub enum ConnectError {
     /// The endpoint was inherited through fork.
     #[error("the endpoint belongs to the parent process; create one after the fork")]
     Forked,
+}
+
+/// An address of a peer that gave no session.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct AddressTried {
+    /// The address.
+    pub addr: SocketAddr,
+    /// How long the attempt took. Zero if there was none.
+    pub took: Duration,
+    /// What happened.
+    pub why: String,
+}
+
+/// The end of a sentence that lists further addresses.
+fn list(others: &[AddressTried]) -> String {
+    let mut text = String::new();
+    for AddressTried { addr, took, why } in others {
+        let before = if text.is_empty() { "; other addresses of it: " } else { ", " };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{before}{addr} ({why}");
+        let _ = match took.as_secs_f64() {
+            0.0 => write!(text, ")"),
+            seconds => write!(text, ", after {seconds:.1} s)"),
+        };
+    }
+    text
 }
 
 /// No peer was accepted.

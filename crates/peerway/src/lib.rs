@@ -58,8 +58,8 @@ mod worker;
 pub use batch::{Batch, Class};
 pub use endpoint::{Builder, Endpoint, EndpointStats};
 pub use error::{
-    AcceptError, BuildError, ConnectError, Error, IdentityError, ImportError, PostError, RdmaError,
-    RegisterError,
+    AcceptError, AddressTried, BuildError, ConnectError, Error, IdentityError, ImportError,
+    PostError, RdmaError, RegisterError,
 };
 pub use failure::{Failure, LaneEvent, Operation};
 pub use inbox::Notification;

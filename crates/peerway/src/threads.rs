@@ -44,7 +44,7 @@ impl Cpus {
         let Ok(usable) = try_mask(asked) else {
             let possible = show_cpus(&possible());
             return Err(ConfigError::BadValue {
-                name: SETTING,
+                name: SETTING.to_owned(),
                 value: show_cpus(asked),
                 allowed: format!("processors that this process may use: {possible}"),
             });

@@ -1,5 +1,6 @@
 //! Operations that must fail, and their errors.
 
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,8 @@ use peerway::{
     Access, Batch, ConnectError, Endpoint, Fence, ImportError, Pin, PostError, Reason,
     RegisterError, TransferError, WorkError,
 };
+use peerway_core::ids::Incarnation;
+use peerway_core::metadata::{Metadata, NetworkId};
 
 fn endpoint(pin: Pin) -> Endpoint {
     Endpoint::builder().transport(pin).connect_timeout(Duration::from_secs(2)).build().unwrap()
@@ -145,6 +148,60 @@ fn dead_addresses_and_other_protocols_are_told_apart_in_time() {
     let other = a.connect_addr(addr).unwrap_err();
     assert!(matches!(other, ConnectError::PeerIncompatible { .. }), "{other}");
     server.join().unwrap();
+}
+
+/// The text of the error of a connect to these addresses of a peer that does not exist.
+fn error_at(a: &Endpoint, network: [u8; 8], addresses: &[&str]) -> String {
+    let addresses = addresses.iter().map(|addr| addr.parse().unwrap()).collect();
+    let (incarnation, network) = (Incarnation([3; 16]), NetworkId(network));
+    let metadata = Metadata { incarnation, network, addresses };
+    let error = a.connect(&metadata.to_bytes()).unwrap_err();
+    assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
+    error.to_string()
+}
+
+#[test]
+fn an_unreachable_peer_is_named_by_all_its_addresses() {
+    let a = endpoint(Pin::Auto);
+    // No process listens on port 1.
+    let text = error_at(&a, [0; 8], &["127.0.0.2:1", "127.0.0.3:1", "127.0.0.1:1"]);
+    assert!(text.starts_with("cannot reach the peer at 127.0.0.2:1: Connection refused"), "{text}");
+    for other in ["127.0.0.3:1 (Connection refused", "127.0.0.1:1 (Connection refused"] {
+        assert!(text.contains(other), "{text}");
+    }
+    assert_eq!(text.matches(", after 0.").count(), 2, "each has its time: {text}");
+}
+
+#[test]
+fn loopback_of_another_host_is_not_tried() {
+    let a = endpoint(Pin::Auto);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap().to_string();
+    let elsewhere = [9; 8];
+    let text = error_at(&a, elsewhere, &["127.0.0.2:1", &here]);
+    assert!(text.contains("it listens on loopback only"), "{text}");
+    assert!(text.contains("PEERWAY_BIND"), "{text}");
+    listener.set_nonblocking(true).unwrap();
+    let tried = listener.accept();
+    assert_eq!(tried.unwrap_err().kind(), ErrorKind::WouldBlock, "loopback was tried");
+}
+
+#[test]
+fn an_endpoint_listens_on_the_first_free_port_of_a_range() {
+    // Below the kernel's ephemeral ports, so that no other socket gets them in between.
+    let first = 19_000 + (std::process::id() as u16 % 9000);
+    let on = |first: u16, last: u16| {
+        let range = format!("{first}-{last}");
+        Endpoint::builder().setting("PEERWAY_BIND", "127.0.0.1").setting("PEERWAY_PORTS", range)
+    };
+    let one = on(first, first + 99).build().unwrap();
+    let two = on(first, first + 99).build().unwrap();
+    let port = |endpoint: &Endpoint| endpoint.addresses()[0].port();
+    assert!((first..first + 100).contains(&port(&one)));
+    assert!(port(&two) > port(&one) && port(&two) < first + 100);
+    let error = on(port(&one), port(&one)).build().unwrap_err().to_string();
+    let range = format!("PEERWAY_PORTS={0}-{0}", port(&one));
+    assert!(error.contains(&range) && error.contains("in use"), "{error}");
 }
 
 #[test]

@@ -171,7 +171,7 @@ def test_messages_that_are_no_notifications(lives, capfd):
 
 def end_of_metadata(metadata, at):
     """The end of the metadata: magic, version, incarnation, addresses (family, IP, port)."""
-    at += len(MAGIC) + 1 + 16
+    at += len(MAGIC) + 1 + 16 + 8
     count, at = metadata[at], at + 1
     for _ in range(count):
         at += 1 + (4 if metadata[at] == 4 else 16) + 2

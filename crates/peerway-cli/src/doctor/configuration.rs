@@ -30,7 +30,7 @@ pub(super) fn section(_root: &Path) -> Section {
     let mut section = Section::new("configuration", "Configuration (all settings: --config)");
     let outcome = Config::from_env(variable);
     let bad = match &outcome {
-        Err(ConfigError::BadValue { name, .. }) => Some(*name),
+        Err(ConfigError::BadValue { name, .. }) => Some(name.as_str()),
         _ => None,
     };
     let set: Vec<Current> =

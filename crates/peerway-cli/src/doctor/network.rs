@@ -12,6 +12,7 @@ use super::topology;
 pub(super) fn section(root: &Path) -> Section {
     let mut section = Section::new("network", "Network");
     section.push(congestion_control(root));
+    section.push(listens_on(peerway::Endpoint::builder().addresses()));
     let addresses = ffi::addresses();
     let nics = topology::nics(root);
     if nics.is_empty() {
@@ -30,6 +31,23 @@ pub(super) fn section(root: &Path) -> Section {
         section.push(Row::attention("addresses", format!("cannot be listed: {error}")));
     }
     section
+}
+
+/// The addresses on which an endpoint with the settings of the environment would listen.
+fn listens_on(addresses: Result<Vec<IpAddr>, peerway::BuildError>) -> Row {
+    let name = "an endpoint here would listen on";
+    match addresses {
+        Ok(all) => {
+            let text: Vec<String> = all.iter().map(ToString::to_string).collect();
+            if all.iter().all(IpAddr::is_loopback) {
+                let note = "no other host can connect; PEERWAY_BIND or PEERWAY_INTERFACES names \
+                            an interface";
+                return Row::attention(name, text.join(", ")).note(note);
+            }
+            Row::ok(name, text.join(", ")).data(serde_json::json!({ "addresses": all }))
+        }
+        Err(error) => Row::attention(name, error.to_string()),
+    }
 }
 
 fn congestion_control(root: &Path) -> Row {
@@ -71,6 +89,16 @@ mod tests {
     fn a_machine_without_anything_says_so() {
         let tree = Tree::new();
         assert!(section(tree.root()).to_string().contains("none in /sys/class/net"));
+    }
+
+    #[test]
+    fn loopback_alone_needs_attention() {
+        let row = |ips: &[&str]| {
+            let ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+            serde_json::to_value(listens_on(Ok(ips))).unwrap()
+        };
+        assert_eq!(row(&["127.0.0.1"])["state"], "attention");
+        assert_eq!(row(&["127.0.0.1", "192.0.2.7"])["state"], "ok");
     }
 
     #[test]

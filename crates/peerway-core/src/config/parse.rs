@@ -3,6 +3,7 @@
 //! Every function accepts any string and returns `None` if it cannot parse it. The caller reports
 //! the expected format. Only `distance` allocates in proportion to its input: one row of numbers.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Parses a whole number and its unit: `ns`, `us` (or `µs`), `ms`, `s`, `m` or `h`. A lone `0`
@@ -58,6 +59,14 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
+/// Parses a port or a range of ports, such as `7000` or `7000-7010`.
+pub(super) fn parse_ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let port = |text: &str| text.trim().parse().ok().filter(|port| *port != 0);
+    let (first, last) = (port(first)?, port(last)?);
+    (first <= last).then_some(first..=last)
+}
+
 pub(super) fn parse_flag(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Some(true),
@@ -67,7 +76,7 @@ pub(super) fn parse_flag(text: &str) -> Option<bool> {
 }
 
 /// Formats a duration in the largest unit that holds it exactly, so that it parses back.
-pub(super) fn show_duration(duration: Duration) -> String {
+pub fn show_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     for (per_unit, unit) in
         [(3_600_000_000_000, "h"), (1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")]
@@ -140,6 +149,15 @@ mod tests {
         assert_eq!(parse_bytes("3 GiB"), Some(3 << 30));
         for bad in ["", "K", "-1", "1.5K", "1X", "16777216T"] {
             assert_eq!(parse_bytes(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ports() {
+        assert_eq!(parse_ports("7000"), Some(7000..=7000));
+        assert_eq!(parse_ports("7000 - 7010"), Some(7000..=7010));
+        for bad in ["", "0", "0-5", "7010-7000", "70000", "1-70000", "a", "1-2-3", "-5", "5-"] {
+            assert_eq!(parse_ports(bad), None, "{bad}");
         }
     }
 

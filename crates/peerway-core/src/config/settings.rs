@@ -4,9 +4,12 @@
 //! the wrong type or out of range therefore cannot reach [`Config`]. To add a setting, add a field
 //! to [`Config`] and a row here, then run `cargo xtask config-docs`.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::parse::{parse_bytes, parse_duration, parse_flag, show_bytes, show_duration};
+use super::parse::{
+    parse_bytes, parse_duration, parse_flag, parse_ports, show_bytes, show_duration,
+};
 use super::{Config, ConfigError, DataProtection, IdentityMode, LogLevel, Pin};
 use crate::topology::parse_cpus;
 
@@ -65,6 +68,7 @@ impl Setting {
             Kind::Bytes { min, max, .. } => {
                 format!("a byte count from {} to {}", show_bytes(min), show_bytes(max))
             }
+            Kind::Ports { .. } => "a port or a range of ports such as 7000-7010".to_owned(),
             Kind::Cpus { .. } => "processors such as 0-3,8".to_owned(),
             Kind::Flag { .. } => "1, true, yes, on or 0, false, no, off".to_owned(),
             Kind::ReadElsewhere { what } => what.to_owned(),
@@ -104,6 +108,7 @@ impl Setting {
             Kind::Bytes { min, max, set } => parse_bytes(value)
                 .filter(|bytes| (min..=max).contains(bytes))
                 .map(|bytes| set(config, bytes)),
+            Kind::Ports { set } => parse_ports(value).map(|ports| set(config, ports)),
             Kind::Cpus { set } => {
                 parse_cpus(value).filter(|cpus| !cpus.is_empty()).map(|cpus| set(config, cpus))
             }
@@ -193,6 +198,11 @@ pub enum Kind {
         /// Stores the value.
         set: fn(&mut Config, u64),
     },
+    /// A port or a range of ports.
+    Ports {
+        /// Stores the value.
+        set: fn(&mut Config, RangeInclusive<u16>),
+    },
     /// A list of processors.
     Cpus {
         /// Stores the value.
@@ -243,11 +253,22 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         doc: "The address to listen on: IPv4 or IPv6, with or without a port (`192.0.2.7`, \
               `[::]:7000`). If unset, the endpoint listens on loopback and on the interfaces that \
-              PEERWAY_INTERFACES or the routing table selects, on a port that the system picks.",
+              PEERWAY_INTERFACES or the routing table selects. If neither selects any, it listens \
+              on every interface that is up.",
         kind: Kind::Text {
             what: "an address such as 192.0.2.7 or [::]:7000",
             set: |config, text| config.bind = Some(text),
         },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_PORTS",
+        aliases: &[],
+        default: "",
+        doc: "The ports to listen on, for firewalls: one port or a range (`7000-7010`). An endpoint \
+              takes the first port that is free on all its addresses, so each endpoint of a host \
+              needs one. If unset, the system picks a port. A port in PEERWAY_BIND comes first.",
+        kind: Kind::Ports { set: |config, ports| config.ports = Some(ports) },
         status: Status::Used,
     },
     Setting {

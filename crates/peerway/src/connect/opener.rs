@@ -19,9 +19,9 @@ use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
 use super::detection::{self, Detection};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use super::secure::{Purpose, SecureStream};
-use crate::address::Rail;
+use crate::address::{self, Rail};
 use crate::clock;
-use crate::error::ConnectError;
+use crate::error::{AddressTried, ConnectError};
 use crate::identity::is_other_identity;
 use crate::os::net;
 use crate::os::process::HostFacts;
@@ -66,7 +66,7 @@ impl TimeLimit {
 
     fn timed_out(&self, addr: SocketAddr, stage: &'static str) -> ConnectError {
         let millis = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX);
-        ConnectError::TimedOut { addr, millis, stage }
+        ConnectError::TimedOut { addr, millis, stage, others: Vec::new() }
     }
 }
 
@@ -110,23 +110,77 @@ pub(crate) fn connect_to(
     limit: TimeLimit,
 ) -> Result<Arc<Session>, ConnectError> {
     endpoint.check_open().map_err(ConnectError::from)?;
-    let mut last = None;
-    for (at, &addr) in metadata.addresses.iter().enumerate() {
+    let elsewhere = metadata.network.is_elsewhere(address::network_of(&metadata.incarnation));
+    let (loopback, addresses): (Vec<SocketAddr>, Vec<SocketAddr>) =
+        metadata.addresses.iter().partition(|addr| elsewhere && addr.ip().is_loopback());
+    let mut failed = Failed::default();
+    for (at, &addr) in addresses.iter().enumerate() {
         // An address behind a dead link is silent, so each address gets its share of the time.
-        let share = (metadata.addresses.len() - at) as u32;
-        let patience = limit.left() / share;
+        let share = (addresses.len() - at) as u32;
+        let (patience, begun) = (limit.left() / share, clock::now());
         match connect_at(endpoint, addr, Some(whom), patience, limit) {
             Ok(session) => return Ok(session),
-            // The error names the address at which the time ran out.
-            Err(error) if limit.is_over() => return Err(error),
             // Only an address without an answer is a reason to try the next one.
             Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
-                last = Some(error);
+                failed.add(error, clock::until(clock::now(), begun));
+                if limit.is_over() {
+                    break;
+                }
             }
             Err(error) => return Err(error),
         }
     }
-    Err(last.unwrap_or(ConnectError::EndpointClosed))
+    Err(failed.into_error(&loopback))
+}
+
+/// The addresses of a peer that did not answer.
+#[derive(Default)]
+struct Failed {
+    /// The error of the first address, which is the best.
+    first: Option<ConnectError>,
+    others: Vec<AddressTried>,
+}
+
+impl Failed {
+    fn add(&mut self, error: ConnectError, took: Duration) {
+        let (addr, why) = match &error {
+            ConnectError::Unreachable { addr, source, .. } => (*addr, source.to_string()),
+            ConnectError::TimedOut { addr, stage, .. } => {
+                (*addr, format!("no answer while {stage}"))
+            }
+            _ => return,
+        };
+        match self.first {
+            None => self.first = Some(error),
+            Some(_) => self.others.push(AddressTried { addr, took, why }),
+        }
+    }
+
+    /// `loopback` are the addresses that were left out, because they lead to this host.
+    fn into_error(mut self, loopback: &[SocketAddr]) -> ConnectError {
+        let why = "not tried: loopback of another host or network namespace";
+        let left_out = |addr: &SocketAddr| AddressTried {
+            addr: *addr,
+            took: Duration::ZERO,
+            why: why.to_owned(),
+        };
+        self.others.extend(loopback.iter().map(left_out));
+        match (self.first, loopback) {
+            (Some(ConnectError::Unreachable { addr, source, .. }), _) => {
+                ConnectError::Unreachable { addr, source, others: self.others }
+            }
+            (Some(ConnectError::TimedOut { addr, millis, stage, .. }), _) => {
+                ConnectError::TimedOut { addr, millis, stage, others: self.others }
+            }
+            (_, [addr, ..]) => {
+                let why = "it listens on loopback only, on another host or in another network \
+                           namespace; set PEERWAY_BIND or PEERWAY_INTERFACES there";
+                let source = io::Error::new(io::ErrorKind::AddrNotAvailable, why);
+                ConnectError::Unreachable { addr: *addr, source, others: Vec::new() }
+            }
+            (_, []) => ConnectError::EndpointClosed,
+        }
+    }
 }
 
 /// Opens a session with the endpoint that listens at `addr`, or finds it.
@@ -199,8 +253,7 @@ fn open(
     limit: TimeLimit,
 ) -> Result<Outcome, ConnectError> {
     let sub_session = expects.map(|whom| sub_session(endpoint, &whom)).transpose();
-    let sub_session =
-        sub_session.map_err(|source| ConnectError::Unreachable { addr, source })?.flatten();
+    let sub_session = sub_session.map_err(|source| unreachable(addr, source))?.flatten();
     let deadline = limit.deadline;
     let fail = |stage| move |error: HelloError| hello_failed(limit, addr, stage, error);
     let config = &endpoint.config;
@@ -624,10 +677,14 @@ fn tls_failed(
             let why = "it closed the connection during the TLS handshake; it may run an older \
                        version of Peerway, or be another program";
             let source = io::Error::new(error.kind(), why);
-            ConnectError::Unreachable { addr, source }
+            unreachable(addr, source)
         }
         (error, _) => hello_failed(limit, addr, stage::TLS, error),
     }
+}
+
+fn unreachable(addr: SocketAddr, source: io::Error) -> ConnectError {
+    ConnectError::Unreachable { addr, source, others: Vec::new() }
 }
 
 fn is_hang_up(error: &io::Error) -> bool {
@@ -650,7 +707,7 @@ fn hello_failed(
         }
         HelloError::Io(source) => match source.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => limit.timed_out(addr, stage),
-            _ => ConnectError::Unreachable { addr, source },
+            _ => unreachable(addr, source),
         },
     }
 }

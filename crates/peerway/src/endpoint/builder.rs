@@ -1,32 +1,24 @@
 //! Settings of an endpoint: the builder first, then the environment, then the default.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Once;
 use std::time::Duration;
 
-use peerway_core::config::{self, Config, ConfigError, Pin};
+use peerway_core::config::{self, Config, ConfigError, Pin, SETTINGS};
 
+use crate::address;
 use crate::endpoint::Endpoint;
 use crate::error::BuildError;
 
 /// Settings of an endpoint to build. Settings that are absent here come from the environment
 /// (`peerway doctor --config` lists the variables).
+///
+/// Each method below stands for a variable, and its value has the same bounds. [`Self::build`] fails
+/// if a value is out of bounds. The last call counts.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     bind: Option<SocketAddr>,
     advertise: Option<IpAddr>,
-    interfaces: Option<String>,
-    rdma_devices: Option<String>,
-    transport: Option<Pin>,
-    deadline: Option<Duration>,
-    detect: Option<Duration>,
-    fence: Option<Duration>,
-    connect_timeout: Option<Duration>,
-    spin: Option<Duration>,
-    lanes: Option<u16>,
-    shards: Option<u16>,
-    copy_threads: Option<u16>,
-    slots: Option<u32>,
-    notify_bytes: Option<u64>,
     settings: Vec<(String, String)>,
 }
 
@@ -45,87 +37,78 @@ impl Builder {
 
     /// Uses these network interfaces: prefixes of names, separated by commas (`eth0,eth1`). Bulk
     /// lanes alternate between them.
-    pub fn interfaces(mut self, filter: impl Into<String>) -> Self {
-        self.interfaces = Some(filter.into());
-        self
+    pub fn interfaces(self, filter: impl Into<String>) -> Self {
+        self.setting("PEERWAY_INTERFACES", filter)
     }
 
     /// Uses these RDMA devices, separated by commas: names, or numbers in the order of `peerway
     /// doctor`.
-    pub fn rdma_devices(mut self, devices: impl Into<String>) -> Self {
-        self.rdma_devices = Some(devices.into());
-        self
+    pub fn rdma_devices(self, devices: impl Into<String>) -> Self {
+        self.setting("PEERWAY_RDMA_DEV", devices)
     }
 
     /// Allows only this transport. A peer that it cannot reach is an error that says why.
-    pub fn transport(mut self, pin: Pin) -> Self {
-        self.transport = Some(pin);
-        self
+    pub fn transport(self, pin: Pin) -> Self {
+        self.setting("PEERWAY_TRANSPORT", pin.to_string())
     }
 
     /// The deadline of transfers that set none.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.time("PEERWAY_DEADLINE", deadline)
     }
 
     /// The time of silence after which a peer counts as dead.
-    pub fn detect(mut self, detect: Duration) -> Self {
-        self.detect = Some(detect);
-        self
+    pub fn detect(self, detect: Duration) -> Self {
+        self.time("PEERWAY_DETECT", detect)
     }
 
     /// How long a cancel or revoke waits for its fence.
-    pub fn fence(mut self, fence: Duration) -> Self {
-        self.fence = Some(fence);
-        self
+    pub fn fence(self, fence: Duration) -> Self {
+        self.time("PEERWAY_FENCE", fence)
     }
 
     /// The time limit of a connect, an import and a half-open connection.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = Some(timeout);
-        self
+    pub fn connect_timeout(self, timeout: Duration) -> Self {
+        self.time("PEERWAY_CONNECT_TIMEOUT", timeout)
     }
 
     /// How long a waiting thread polls before it blocks.
-    pub fn spin(mut self, spin: Duration) -> Self {
-        self.spin = Some(spin);
-        self
+    pub fn spin(self, spin: Duration) -> Self {
+        self.time("PEERWAY_SPIN", spin)
     }
 
     /// Bulk lanes per TCP peer.
-    pub fn lanes(mut self, lanes: u16) -> Self {
-        self.lanes = Some(lanes);
-        self
+    pub fn lanes(self, lanes: u16) -> Self {
+        self.setting("PEERWAY_LANES", lanes.to_string())
     }
 
     /// The number of progress threads. Peers are spread over them.
-    pub fn shards(mut self, shards: u16) -> Self {
-        self.shards = Some(shards);
-        self
+    pub fn shards(self, shards: u16) -> Self {
+        self.setting("PEERWAY_SHARDS", shards.to_string())
     }
 
     /// Threads that may copy for one large local transfer.
-    pub fn copy_threads(mut self, threads: u16) -> Self {
-        self.copy_threads = Some(threads);
-        self
+    pub fn copy_threads(self, threads: u16) -> Self {
+        self.setting("PEERWAY_COPY_THREADS", threads.to_string())
     }
 
     /// The most transfers in flight.
-    pub fn slots(mut self, slots: u32) -> Self {
-        self.slots = Some(slots);
-        self
+    pub fn slots(self, slots: u32) -> Self {
+        self.setting("PEERWAY_SLOTS", slots.to_string())
     }
 
     /// The most bytes of notifications that wait for the application.
-    pub fn notify_bytes(mut self, bytes: u64) -> Self {
-        self.notify_bytes = Some(bytes);
-        self
+    pub fn notify_bytes(self, bytes: u64) -> Self {
+        self.setting("PEERWAY_NOTIFY_BYTES", bytes.to_string())
+    }
+
+    fn time(self, name: &str, time: Duration) -> Self {
+        self.setting(name, config::show_duration(time))
     }
 
     /// Sets the value of an environment variable for this endpoint alone (`docs/configuration.md`
-    /// lists them). It takes precedence over the environment, and the methods above take precedence
-    /// over it. Use it in programs that get their settings as text.
+    /// lists them). It takes precedence over the environment. Use it in programs that get their
+    /// settings as text.
     ///
     /// ```
     /// use peerway::Endpoint;
@@ -142,7 +125,34 @@ impl Builder {
     }
 
     /// Builds the endpoint. It listens when this returns.
+    ///
+    /// # Errors
+    ///
+    /// A setting is unknown or out of bounds, a pinned transport cannot be used, or the endpoint
+    /// cannot listen.
     pub fn build(self) -> Result<Endpoint, BuildError> {
+        let (config, warnings) = self.config()?;
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        warn_of_unknown_variables();
+        if let Pin::Unavailable(name) = config.transport {
+            return Err(BuildError::TransportUnavailable(name.to_owned()));
+        }
+        Endpoint::start(config, self.bind)
+    }
+
+    /// The addresses on which an endpoint with these settings would listen. Opens nothing.
+    ///
+    /// # Errors
+    ///
+    /// A setting is unknown or out of bounds, or no interface has the name that is asked for.
+    pub fn addresses(&self) -> Result<Vec<IpAddr>, BuildError> {
+        let places = address::places(&self.config()?.0, self.bind)?;
+        Ok(places.bind.iter().map(SocketAddr::ip).collect())
+    }
+
+    fn config(&self) -> Result<(Config, Vec<String>), BuildError> {
         let given = |name: &str| {
             let (_, value) = self.settings.iter().rev().find(|(other, _)| other == name)?;
             (!value.trim().is_empty()).then(|| value.clone())
@@ -150,41 +160,65 @@ impl Builder {
         if let Some((name, _)) = self.settings.iter().find(|(name, _)| !config::is_setting(name)) {
             return Err(BuildError::Config(ConfigError::unknown(name)));
         }
-        let (mut config, warnings) =
-            Config::from_env(|name| given(name).or_else(|| std::env::var(name).ok()))?;
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
-        let set = |into: &mut Duration, value: Option<Duration>| {
-            *into = value.unwrap_or(*into).max(Duration::from_micros(1));
+        // A setting of the builder hides every name that the environment has for it.
+        let hides = |name: &str| {
+            let setting = SETTINGS.iter().find(|setting| setting.names().any(|n| n == name));
+            setting.is_some_and(|setting| setting.names().any(|name| given(name).is_some()))
         };
-        config.interfaces = self.interfaces.or(config.interfaces);
-        config.rdma.devices = self.rdma_devices.or(config.rdma.devices);
-        config.transport = self.transport.unwrap_or(config.transport);
-        set(&mut config.deadline, self.deadline);
-        set(&mut config.detect, self.detect);
-        set(&mut config.fence, self.fence);
-        set(&mut config.connect_timeout, self.connect_timeout);
-        // Spinning is for short waits. A longer wait must block, so the value is capped.
-        config.spin = self.spin.unwrap_or(config.spin).min(Duration::from_secs(1));
-        // The same bounds as for the environment: a peer refuses more lanes, and more threads only
-        // compete.
-        let few = |count: u16| count.clamp(1, 64);
-        config.lanes = self.lanes.or(config.lanes).map(few);
-        config.shards = few(self.shards.unwrap_or(config.shards));
-        config.copy_threads = few(self.copy_threads.unwrap_or(config.copy_threads));
-        config.slots = self.slots.unwrap_or(config.slots).clamp(1, 1 << 20);
-        config.notify_bytes = self.notify_bytes.unwrap_or(config.notify_bytes);
-        if config.disable_ipc && config.transport.is_local() {
-            return Err(BuildError::Config(ConfigError::Contradiction {
-                one: "PEERWAY_TRANSPORT",
-                value: config.transport.to_string(),
-                other: "PEERWAY_DISABLE_IPC",
-            }));
+        let lookup = |name: &str| match given(name) {
+            None if !hides(name) => std::env::var(name).ok(),
+            value => value,
+        };
+        let (mut config, warnings) = Config::from_env(lookup).map_err(|error| match error {
+            // The environment is not to blame for a value of the builder.
+            ConfigError::BadValue { name, value, allowed } if given(&name).is_some() => {
+                let argument = name.trim_start_matches("PEERWAY_").to_lowercase();
+                ConfigError::BadValue { name: format!("{argument} ({name})"), value, allowed }
+            }
+            error => error,
+        })?;
+        if let Some(addr) = self.advertise {
+            config.advertise = Some(addr.to_string());
         }
-        if let Pin::Unavailable(name) = config.transport {
-            return Err(BuildError::TransportUnavailable(name.to_owned()));
+        Ok((config, warnings))
+    }
+}
+
+/// Warns of variables that look like settings, once for the process.
+fn warn_of_unknown_variables() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        for sentence in config::unknown(names) {
+            tracing::warn!("{sentence}");
         }
-        Endpoint::start(config, self.bind, self.advertise)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_the_bounds_of_their_settings() {
+        let (zero, builder) = (Duration::ZERO, Endpoint::builder);
+        for (wrong, text) in [
+            (builder().lanes(1000), "lanes (PEERWAY_LANES)=\"1000\""),
+            (builder().lanes(0), "lanes (PEERWAY_LANES)=\"0\""),
+            (builder().deadline(zero), "deadline (PEERWAY_DEADLINE)=\"0\""),
+            (builder().spin(Duration::from_secs(1)), "spin (PEERWAY_SPIN)=\"1s\""),
+            (builder().slots(0), "slots (PEERWAY_SLOTS)=\"0\""),
+        ] {
+            let error = wrong.build().unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains("expected"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_last_call_counts() {
+        let config = |builder: Builder| builder.config().unwrap().0;
+        let text = |builder: Builder| builder.setting("PEERWAY_LANES", "3");
+        assert_eq!(config(text(Endpoint::builder().lanes(2))).lanes, Some(3));
+        assert_eq!(config(text(Endpoint::builder()).lanes(2)).lanes, Some(2));
     }
 }

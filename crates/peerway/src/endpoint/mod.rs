@@ -4,8 +4,8 @@ mod builder;
 mod stats;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::ops::Range;
+use std::net::{SocketAddr, TcpListener};
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use peerway_core::metadata::Metadata;
 pub use builder::Builder;
 pub use stats::EndpointStats;
 
+use crate::address;
 use crate::clock;
 use crate::connect::accepting::Accepting;
 use crate::connect::opener::{self, TimeLimit};
@@ -83,15 +84,12 @@ impl Endpoint {
         Builder::default()
     }
 
-    pub(crate) fn start(
-        config: Config,
-        bind: Option<SocketAddr>,
-        advertise: Option<IpAddr>,
-    ) -> Result<Self, BuildError> {
+    pub(crate) fn start(config: Config, bind: Option<SocketAddr>) -> Result<Self, BuildError> {
         process::watch_forks();
         let cpus = Cpus::choose(config.cpus.as_deref())?;
-        let places = crate::address::places(&config, bind, advertise)?;
-        let (listeners, addresses) = listen_on_all(&places.bind)?;
+        let places = address::places(&config, bind)?;
+        let (listeners, addresses) = listen_on_all(&places.bind, config.ports.as_ref())?;
+        places.warn_of_loopback();
         let advertised = places.advertised(&addresses);
         let identity = Identity::new(&config)?;
         let incarnation = identity.incarnation;
@@ -374,17 +372,25 @@ impl Drop for Owner {
     }
 }
 
-/// Listens on every address with one port, so that one port number identifies the endpoint.
-fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), BuildError> {
+/// Listens on every address with one port, so that one port number identifies the endpoint: the port
+/// of the first address, else the first free one of `ports`, else one that the system picks.
+fn listen_on_all(
+    places: &[SocketAddr],
+    ports: Option<&RangeInclusive<u16>>,
+) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), BuildError> {
     // A port that is free on the first address may be in use on the next. Then another port is
     // tried.
-    let mut tries = 16;
+    let mut candidates: Vec<u16> = match (places.first().map_or(0, SocketAddr::port), ports) {
+        (0, Some(ports)) => ports.clone().rev().collect(),
+        (0, None) => vec![0; 16],
+        (port, _) => vec![port],
+    };
     loop {
-        tries -= 1;
+        let first = candidates.pop().unwrap_or(0);
         let (mut listeners, mut addresses) = (Vec::new(), Vec::<SocketAddr>::new());
         let mut failed = None;
         for place in places {
-            let port = addresses.first().unwrap_or(place).port();
+            let port = addresses.first().map_or(first, SocketAddr::port);
             let addr = SocketAddr::new(place.ip(), port);
             match net::listen(addr).and_then(|l| Ok((l.local_addr()?, l))) {
                 Ok((bound, listener)) => {
@@ -404,8 +410,15 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
         }
         match failed {
             None => return Ok((listeners, addresses)),
-            Some(_) if tries > 0 && places[0].port() == 0 => {}
-            Some(error) => return Err(error),
+            Some(_) if !candidates.is_empty() => {}
+            Some(error) => {
+                return Err(match (error, ports) {
+                    (BuildError::Listen { addr, source }, Some(ports)) if addr.port() != 0 => {
+                        BuildError::PortsInUse { ports: ports.clone(), ip: addr.ip(), source }
+                    }
+                    (error, _) => error,
+                });
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Memory that local peers can map, which is the fastest path.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -37,6 +38,12 @@ impl SharedMemory {
     /// Allocates `len` zeroed bytes. A page takes memory when it is first accessed.
     pub fn allocate(len: usize) -> Result<Self, RegisterError> {
         let fail = |source| RegisterError::Allocate { len, source };
+        // The file is sparse, so the kernel would agree to any length and fail at an access.
+        let most = shm::memory_of_machine();
+        if len as u64 > most {
+            let why = format!("this machine has {} MiB of memory and swap", most >> 20);
+            return Err(fail(io::Error::new(io::ErrorKind::OutOfMemory, why)));
+        }
         // Map one page even for zero bytes.
         let fd = shm::create_memfd("peerway-region", len.max(1)).map_err(fail)?;
         let mapping = ShmMapping::of_fd(fd.as_fd(), len.max(1), true).map_err(fail)?;

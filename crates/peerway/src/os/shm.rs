@@ -60,6 +60,14 @@ unsafe impl Send for ShmMapping {}
 // through the pointer.
 unsafe impl Sync for ShmMapping {}
 
+/// Bytes of memory and swap that the machine has.
+pub(crate) fn memory_of_machine() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64)
+        .saturating_add(info.totalswap as u64)
+        .saturating_mul(u64::from(info.mem_unit))
+}
+
 /// Creates a memfd of `len` bytes (rounded up to whole pages) whose size can never change.
 ///
 /// It is sparse: a page takes memory when it is first accessed. `name` shows only in

@@ -513,11 +513,14 @@ impl Driver {
         self.watch_out(s.index, &mut lane);
         // Only `arm` asks the peer to signal when a full ring has room.
         self.unarmed |= lane.blocked && lane.wire.is_memory();
+        // A peer that closes says goodbye first. Sending may find the closed connection before this
+        // side has read that.
+        let heard = sent.as_ref().err().and_then(|_| self.receive(s, &mut lane, self.now).err());
         s.lanes[at] = Some(lane);
         match sent {
             Ok(progress) => progress,
             Err(end) => {
-                self.lane_ended(s, at, end);
+                self.lane_ended(s, at, heard.unwrap_or(end));
                 false
             }
         }

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use peerway_core::config::Config;
 use peerway_core::ids::{Incarnation, SlotId};
-use peerway_core::metadata::Metadata;
+use peerway_core::metadata::{Metadata, NetworkId};
 
 use super::copies::pool::CopyPool;
 use super::copies::stores::Experience;
 use super::request::NewRequest;
 use super::shard::{DriverCommand, Shard};
 use super::shards::Shards;
-use crate::address::Rail;
+use crate::address::{self, Rail};
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
 use crate::identity::Identity;
@@ -126,8 +126,13 @@ impl Engine {
     }
 
     pub(crate) fn metadata(&self) -> Vec<u8> {
+        // An address that the user gave may lead here from anywhere, by a tunnel for example.
+        let network = match self.config.advertise {
+            Some(_) => NetworkId::default(),
+            None => address::network_of(&self.incarnation),
+        };
         let addresses = self.addresses.clone();
-        Metadata { incarnation: self.incarnation, addresses }.to_bytes()
+        Metadata { incarnation: self.incarnation, network, addresses }.to_bytes()
     }
 
     /// Fails if the endpoint cannot be used.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{ConnectError, Endpoint};
-use peerway_core::metadata::Metadata;
+use peerway_core::metadata::{Metadata, NetworkId};
 use peerway_core::wire::{Control, Hello, Kind, MAX_CONTROL, Proof, Welcome};
 use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, control, frame};
@@ -95,7 +95,7 @@ fn times_out(a: &Endpoint, to: &Metadata) -> Result<String> {
     );
     let Err(error) = result else { bail!("the connect succeeded") };
     let text = error.to_string();
-    let ConnectError::TimedOut { addr, millis, stage } = error else { bail!("{error:?}") };
+    let ConnectError::TimedOut { addr, millis, stage, .. } = error else { bail!("{error:?}") };
     ensure!(to.addresses.contains(&addr), "the error names {addr}");
     ensure!(u128::from(millis) == TIMEOUT.as_millis(), "the error names {millis} ms");
     let named = text.contains(&addr.to_string()) && !stage.is_empty() && text.contains(stage);
@@ -155,7 +155,8 @@ impl Between {
 
     fn metadata<'a>(&self, all: impl IntoIterator<Item = &'a Self>) -> Metadata {
         let addresses = all.into_iter().map(|between| between.addr).collect();
-        Metadata { incarnation: self.key.incarnation, addresses }
+        let network = NetworkId::default();
+        Metadata { incarnation: self.key.incarnation, network, addresses }
     }
 }
 

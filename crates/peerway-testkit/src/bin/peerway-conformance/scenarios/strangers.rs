@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{ConnectError, Endpoint};
 use peerway_core::ids::Incarnation;
-use peerway_core::metadata::Metadata;
+use peerway_core::metadata::{Metadata, NetworkId};
 use peerway_core::wire::{Control, FrameError, Kind};
 use peerway_testkit::raw::{control, frame};
 
@@ -32,8 +32,11 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
             }
         }
     };
-    let to =
-        |addr: SocketAddr| Metadata { incarnation: Incarnation([5; 16]), addresses: vec![addr] };
+    let to = |addr: SocketAddr| Metadata {
+        incarnation: Incarnation([5; 16]),
+        network: NetworkId::default(),
+        addresses: vec![addr],
+    };
 
     for bad in [&b""[..], b"PWMD", b"\x00", &[0xFF; 100], b"http://example"] {
         let error = timed("malformed metadata", bad)?;

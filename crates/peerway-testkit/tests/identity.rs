@@ -12,7 +12,7 @@ use peerway_core::config::DataProtection;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::ids::Incarnation;
 use peerway_core::metadata::{Metadata, NetworkId};
-use peerway_core::wire::{Control, HEADER_LEN, Hello, Kind, Refusal, Welcome};
+use peerway_core::wire::{Control, HEADER_LEN, Hello, Kind, Refusal, VERSION, Welcome};
 use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, control, frame, ready};
 use peerway_testkit::tls::{Key, Side, read_record};
@@ -462,6 +462,6 @@ fn an_opener_of_an_older_version_is_told_this_version() {
     old.send_plain(&hello).unwrap();
     let mut head = [0; HEADER_LEN];
     old.stream.read_exact(&mut head).unwrap();
-    assert_eq!(head[..3], [b'P', b'W', 3], "an older build names this version in its error");
+    assert_eq!(head[..3], [b'P', b'W', VERSION], "an older build names this version in its error");
     assert!(old.is_hung_up(WATCHDOG));
 }

@@ -36,8 +36,17 @@ fn nothing_allocates_on_any_path() {
 }
 
 fn prepared_transfers() {
-    for pin in [Pin::Auto, Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp] {
-        let make = || Endpoint::builder().transport(pin).build().unwrap();
+    for (pin, data) in [
+        (Pin::Auto, "off"),
+        (Pin::LocalMap, "off"),
+        (Pin::LocalCma, "off"),
+        (Pin::LocalRing, "off"),
+        (Pin::Tcp, "off"),
+        (Pin::Tcp, "integrity"),
+        (Pin::Tcp, "encrypt"),
+    ] {
+        let builder = || Endpoint::builder().transport(pin).setting("PEERWAY_DATA", data);
+        let make = || builder().build().unwrap();
         let (a, b) = (make(), make());
         let peer = a.connect(&b.metadata()).unwrap();
         let theirs = b.allocate(1 << 20).unwrap();
@@ -70,7 +79,7 @@ fn prepared_transfers() {
             // hot path. A direct transfer with a counter has its own job: one allocation each.
             let with_job = n == 3 && !matches!(pin, Pin::LocalCma | Pin::LocalRing | Pin::Tcp);
             let allowed = rounds / 20 + if with_job { rounds } else { 0 };
-            assert!(allocations <= allowed, "{pin}, batch {n}: {allocations} in {rounds}");
+            assert!(allocations <= allowed, "{pin} {data}, batch {n}: {allocations} in {rounds}");
         }
     }
 }

@@ -21,12 +21,15 @@ use peerway_testkit::tls::Side;
 use super::garbage::Victim;
 use super::leaks::nothing_is_left;
 use super::limits::connect;
+use crate::options::Options;
 use crate::world::{Verdict, World, fine_with};
 
 /// Strangers that connect at once.
 const CROWD: u8 = 4;
 /// The pause of a slow stranger.
 const SLOW: Duration = Duration::from_millis(5);
+/// The victim's detection time, in those of the profile.
+const PATIENT: u32 = 4;
 /// Rounds of the usual profile have this many tries for each round here.
 const TRIES_A_ROUND: u32 = 200;
 
@@ -60,7 +63,9 @@ const STATES: [State; 7] = [
 ];
 
 pub(crate) fn run(world: &World) -> Result<Verdict> {
-    let mut victim = Victim::new(world)?;
+    // The honest peer shares its processors with the strangers, and must not seem silent.
+    let options = Options { detect: PATIENT * world.profile.detect, ..world.options() };
+    let mut victim = Victim::with(world, &options)?;
     victim.b.region("bait", 4096, world.memory())?;
     let descriptor = victim.b.advertise("bait", Access::READ_WRITE)?;
     let (addr, pid) = (victim.b.addr()?, victim.b.pid());
@@ -123,7 +128,8 @@ fn play(
         open.push((state, name, all));
     }
     // Twice the same message is wrong in every state, or nothing follows it.
-    let until = Instant::now() + world.options().connect + world.profile.slack;
+    let silence = (PATIENT * world.profile.detect).max(world.options().connect);
+    let until = Instant::now() + silence + world.profile.slack;
     for (state, name, all) in &mut open {
         for raw in all {
             let left = until.saturating_duration_since(Instant::now());

@@ -545,17 +545,18 @@ impl<P: Polled, E: Events> PollGuard<'_, P, E> {
     /// Executes every queued command; whether there was any.
     #[inline(always)]
     pub(crate) fn execute_queued(&mut self) -> bool {
-        !self.poller.commands.is_empty() && self.execute_some()
-    }
-
-    fn execute_some(&mut self) -> bool {
         let mut any = false;
-        while let Some(command) = self.poller.commands.pop() {
-            self.execute(command);
+        while !self.poller.commands.is_empty() && self.execute_next() {
             any = true;
         }
         self.leaves_work |= any;
         any
+    }
+
+    fn execute_next(&mut self) -> bool {
+        let Some(command) = self.poller.commands.pop() else { return false };
+        self.execute(command);
+        true
     }
 
     /// Whether the request has ended that a blocked leader waits for.

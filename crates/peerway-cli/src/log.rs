@@ -14,7 +14,9 @@ pub(crate) fn start(default: LogLevel) {
     };
     // The engine and `tracing` use the same level names.
     let filter = level.to_string().parse().unwrap_or(LevelFilter::WARN);
-    tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).init();
+    // A failed write is reported on standard error by default, with a panic if that is closed.
+    let log = tracing_subscriber::fmt().with_max_level(filter).log_internal_errors(false);
+    log.with_writer(std::io::stderr).init();
 }
 
 /// Prints each warning about the settings once, for a subcommand that hides the engine's warnings

@@ -66,6 +66,14 @@ fn no_command_panics_when_its_output_is_closed() {
 }
 
 #[test]
+fn a_log_that_cannot_be_written_is_no_panic() {
+    let mut command = peerway("doctor");
+    command.env("PEERWAY_LOG_LEVEL", "debug");
+    let status = run(command);
+    assert!(status.success(), "{status}");
+}
+
+#[test]
 fn a_closed_output_is_no_failure() {
     for line in ["doctor --config", "bench --paths local-map --sizes 256 --seconds 0.01"] {
         let status = run(peerway(line));

@@ -103,8 +103,12 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     }
     world.step("an endpoint with another incarnation than expected");
     let b = world.options().build()?;
-    let wrong =
-        Metadata { incarnation: Incarnation([9; 16]), ..Metadata::from_bytes(&b.metadata())? };
+    let network = NetworkId::default();
+    let wrong = Metadata {
+        incarnation: Incarnation([9; 16]),
+        network,
+        ..Metadata::from_bytes(&b.metadata())?
+    };
     let error = timed("another incarnation", &wrong.to_bytes())?;
     ensure!(matches!(error, ConnectError::OtherIncarnation { .. }), "{error:?}");
     world.step("a closed endpoint");

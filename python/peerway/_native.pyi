@@ -712,7 +712,9 @@ class HostProducer:
         Raises ``CommandFailed`` when a command failed (``Proxy.take_fault`` says which), and
         ``CommandTimeout`` after ``timeout`` or, without one, the proxy's time-out.
         """
-    def wait_counter(self, counter: int, value: int, peer: int | None = None, timeout: float | str | None = None) -> None:
+    def wait_counter(
+        self, counter: int, value: int, peer: int | None = None, timeout: float | str | None = None
+    ) -> None:
         """Waits until a counter of this proxy reaches ``value``. With ``peer``, a failure of that
         peer ends the wait (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or,
         without one, the proxy's time-out.

@@ -34,7 +34,7 @@ def test_a_time_is_seconds_or_text():
         with pytest.raises(peerway.ConnectError) as error:
             endpoint.connect("127.0.0.1:1", timeout="1s")
         assert "127.0.0.1:1" in str(error.value)
-        with pytest.raises(TypeError, match=r"timeout.*expected seconds or text such as '30s', not list"):
+        with pytest.raises(TypeError, match=r"(?s)such as '30s', not list.*timeout"):
             endpoint.notification(timeout=[1])
 
 
@@ -65,7 +65,7 @@ def test_indices_name_their_type(endpoint):
 def test_memory_that_the_machine_does_not_have(endpoint):
     with pytest.raises(peerway.PeerwayError, match="this machine has .* MiB of memory and swap"):
         endpoint.allocate(1 << 45)
-    with pytest.raises(TypeError, match="nbytes.*-1 is out of range"):
+    with pytest.raises(TypeError, match="(?s)-1 is out of range.*nbytes"):
         endpoint.allocate(-1)
 
 
@@ -75,6 +75,10 @@ def test_an_array_in_fortran_order_is_registered_only_when_asked_for(endpoint):
         endpoint.register(array)
     assert endpoint.register(array, order="any").nbytes == 12
     assert endpoint.register(numpy.ascontiguousarray(array)).nbytes == 12
+    with peerway.Endpoint() as owner, pytest.raises(BufferError, match="local: the array is in Fortran order"):
+        remote = owner.allocate(12)
+        peer = endpoint.connect(owner.metadata)
+        peer.write(array, peer.remote(remote.advertise()))
     with pytest.raises(BufferError, match="not contiguous"):
         endpoint.register(array[::2], order="any")
     with pytest.raises(ValueError, match="order: 'F'"):

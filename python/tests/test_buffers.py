@@ -65,7 +65,6 @@ KINDS = {
     "memoryview": lambda: memoryview(bytearray(range(64))),
     "numpy": lambda: numpy.arange(16, dtype="float32"),
     "numpy 2d": lambda: numpy.arange(16, dtype="float32").reshape(4, 4),
-    "numpy fortran": lambda: numpy.asfortranarray(numpy.arange(16, dtype="float32").reshape(4, 4)),
     "numpy part": lambda: numpy.arange(100, dtype="uint8")[10:74],
     "dlpack": lambda: ByDlpack(numpy.arange(64, dtype="uint8")),
     "array interface": lambda: ByInterface(numpy.arange(64, dtype="uint8")),

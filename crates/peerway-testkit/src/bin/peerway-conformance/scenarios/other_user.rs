@@ -24,7 +24,9 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         return Ok(Verdict::Skip("only root can become another user".into()));
     }
     // A place that is taken stays taken for the whole scenario.
-    let options = Options { connect: 10 * world.profile.limit, ..world.options() };
+    // At most what the setting allows.
+    let patience = (10 * world.profile.limit).min(Duration::from_secs(3600));
+    let options = Options { connect: patience, ..world.options() };
     let b = world.remote(&options)?;
     let mut random = Random::new(0x07e4);
     let name = Raw::connect(b.addr()?, &mut random)?.greet()?.local;

@@ -402,7 +402,7 @@ static void freed_in_any_order(void) {
 
 static void exhaustion(void) {
     // Slots: two transfers that are not polled.
-    struct peerway_endpoint_options options = {.size = sizeof options, .transport = "tcp", .slots = 2, .notify_bytes = 64};
+    struct peerway_endpoint_options options = {.size = sizeof options, .transport = "tcp", .slots = 2, .notify_bytes = 64 << 10};
     struct two two = two_with(&options, 1 << 22);
     struct peerway_batch *batch;
     struct peerway_transfer *transfers[3];
@@ -438,9 +438,8 @@ static void exhaustion(void) {
     OK(peerway_transfer_free(transfers[1]));
     OK(peerway_batch_free(batch));
 
-    // Notifications: the endpoint keeps 64 bytes. A peer with queued notifications gets at most
-    // half.
-    char message[48] = "kept";
+    // Notifications: the endpoint keeps 64 KiB. A peer with queued notifications gets at most half.
+    static char message[48 << 10] = "kept";
     OK(peerway_peer_notify(two.peer, message, sizeof message, &transfers[0]));
     OK(peerway_transfer_wait(transfers[0], PEERWAY_FOREVER, NULL));
     OK(peerway_transfer_free(transfers[0]));
@@ -459,8 +458,13 @@ static void exhaustion(void) {
     free_two(&two);
 }
 
-// Times that no clock can reach mean "never". Counts above the maximum are reduced to the maximum.
+// Times that no clock can reach mean "never". Counts above the maximum are refused.
 static void extremes(void) {
+    struct peerway_endpoint *endpoint;
+    struct peerway_endpoint_options many = {.size = sizeof many, .lanes = UINT16_MAX};
+    SAYS(peerway_endpoint_new(&many, &endpoint), PEERWAY_STATUS_INVALID_SETTING, "lanes (PEERWAY_LANES)=\"65535\"");
+    many.lanes = 0, many.shards = UINT16_MAX;
+    SAYS(peerway_endpoint_new(&many, &endpoint), PEERWAY_STATUS_INVALID_SETTING, "from 1 to 64");
     struct peerway_endpoint_options options = {.size = sizeof options,
                                                .deadline_ns = UINT64_MAX,
                                                .detect_ns = UINT64_MAX,
@@ -468,9 +472,9 @@ static void extremes(void) {
                                                .connect_timeout_ns = UINT64_MAX,
                                                .spin_ns = UINT64_MAX,
                                                .notify_bytes = UINT64_MAX,
-                                               .copy_threads = UINT16_MAX,
-                                               .shards = UINT16_MAX,
-                                               .lanes = UINT16_MAX,
+                                               .copy_threads = 64,
+                                               .shards = 64,
+                                               .lanes = 64,
                                                .transport = "tcp"};
     struct two two = two_with(&options, BYTES);
     struct peerway_batch_options forever = {.size = sizeof forever, .deadline_ns = UINT64_MAX};

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Once;
 use std::time::Duration;
 
-use peerway_core::config::{self, Config, ConfigError, Pin, SETTINGS};
+use peerway_core::config::{self, Config, ConfigError, Kind, Pin, SETTINGS};
 
 use crate::address;
 use crate::endpoint::Endpoint;
@@ -14,7 +14,8 @@ use crate::error::BuildError;
 /// (`peerway doctor --config` lists the variables).
 ///
 /// Each method below stands for a variable, and its value has the same bounds. [`Self::build`] fails
-/// if a value is out of bounds. The last call counts.
+/// if a number is out of bounds or a time is too short; a time that is too long means the longest.
+/// The last call counts.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     bind: Option<SocketAddr>,
@@ -99,10 +100,17 @@ impl Builder {
 
     /// The most bytes of notifications that wait for the application.
     pub fn notify_bytes(self, bytes: u64) -> Self {
-        self.setting("PEERWAY_NOTIFY_BYTES", bytes.to_string())
+        // No endpoint keeps more than a terabyte, which is the most that the setting allows.
+        self.setting("PEERWAY_NOTIFY_BYTES", bytes.min(1 << 40).to_string())
     }
 
+    /// A longer time than the setting allows means the longest.
     fn time(self, name: &str, time: Duration) -> Self {
+        let longest = SETTINGS.iter().find(|setting| setting.name == name).map(|s| s.kind);
+        let time = match longest {
+            Some(Kind::Time { max, .. }) => time.min(max),
+            _ => time,
+        };
         self.setting(name, config::show_duration(time))
     }
 
@@ -206,12 +214,19 @@ mod tests {
             (builder().lanes(1000), "lanes (PEERWAY_LANES)=\"1000\""),
             (builder().lanes(0), "lanes (PEERWAY_LANES)=\"0\""),
             (builder().deadline(zero), "deadline (PEERWAY_DEADLINE)=\"0\""),
-            (builder().spin(Duration::from_secs(1)), "spin (PEERWAY_SPIN)=\"1s\""),
             (builder().slots(0), "slots (PEERWAY_SLOTS)=\"0\""),
         ] {
             let error = wrong.build().unwrap_err().to_string();
             assert!(error.contains(text) && error.contains("expected"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_time_that_is_too_long_means_the_longest() {
+        let builder = Endpoint::builder().deadline(Duration::MAX).spin(Duration::from_secs(1));
+        let config = builder.config().unwrap().0;
+        assert_eq!(config.deadline, Duration::from_secs(24 * 3600));
+        assert_eq!(config.spin, Duration::from_millis(10));
     }
 
     #[test]

@@ -6,10 +6,10 @@
 //!   0 length u32 | 4 check u32 | 8 body of `length` bytes | trailer
 //! ```
 //!
-//! `check` is a CRC32C of the length, the number of the record and a seed that both ends derive from
-//! the session, the lane and the direction. The number is not sent: both ends count. So a receiver
-//! knows that a length is right before it uses it, and a record that was repeated, left out, swapped
-//! or taken from another lane fails.
+//! `check` is a CRC32C of the length, the number of the record and a seed that both ends derive
+//! from the session, the lane and the direction. The number is not sent: both ends count. So a
+//! receiver knows that a length is right before it uses it, and a record that was repeated, left
+//! out, swapped or taken from another lane fails.
 //!
 //! The trailer of `integrity` is the CRC32C of the body, continued from `check`. The trailer of
 //! `encrypt` is the tag of AES-128-GCM, with the head as additional data.

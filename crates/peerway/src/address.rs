@@ -91,8 +91,8 @@ pub(crate) fn places(config: &Config, bind: Option<SocketAddr>) -> Result<Places
     Ok(Places { bind, rails, advertise, is_chosen })
 }
 
-/// The addresses for peers on other hosts: the one that the routing table names, else those of every
-/// interface that is up. A pod without a default route has only the latter.
+/// The addresses for peers on other hosts: the one that the routing table names, else those of
+/// every interface that is up. A pod without a default route has only the latter.
 fn outside(interfaces: &[Interface], routed: Option<IpAddr>) -> Vec<IpAddr> {
     if let Some(ip) = routed {
         return vec![ip];
@@ -101,8 +101,8 @@ fn outside(interfaces: &[Interface], routed: Option<IpAddr>) -> Vec<IpAddr> {
     others.map(|i| i.addr).take(MOST_CHOSEN).collect()
 }
 
-/// The place in which loopback addresses of this process are valid, as it appears in the metadata of
-/// an endpoint. The boot id is a secret of the host, so the hash tells a stranger nothing.
+/// The place in which loopback addresses of this process are valid, as it appears in the metadata
+/// of an endpoint. The boot id is a secret of the host, so the hash tells a stranger nothing.
 pub(crate) fn network_of(incarnation: &Incarnation) -> NetworkId {
     let here = HostFacts::here();
     if here.boot_id == [0; 16] || here.net_ns == 0 {

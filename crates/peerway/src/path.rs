@@ -75,7 +75,8 @@ pub struct Path {
     /// endpoint asks for that.
     pub why: String,
     /// How the TCP connections to this peer protect what they carry: the stricter `PEERWAY_DATA` of
-    /// the two endpoints. Local paths and RDMA devices move data on no TCP connection; `why` says so.
+    /// the two endpoints. Local paths and RDMA devices move data on no TCP connection; `why` says
+    /// so.
     pub data: DataProtection,
 }
 

@@ -1,8 +1,8 @@
 //! `peerway bench data`: what the protection of TCP connections costs (`PEERWAY_DATA`).
 //!
 //! Two endpoints of this process talk over the loopback, one pair for each mode. The modes take
-//! turns within each row, so that a busy machine slows all of them. Beside them stands `openssl`: one
-//! process sends to another over TLS 1.3 with the same cipher.
+//! turns within each row, so that a busy machine slows all of them. Beside them stands `openssl`:
+//! one process sends to another over TLS 1.3 with the same cipher.
 
 use std::fs::File;
 use std::io::Write;

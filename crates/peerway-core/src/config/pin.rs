@@ -1,5 +1,5 @@
-//! The settings with a fixed list of words: the transport pin, the log level, the admission of peers
-//! and the protection of data.
+//! The settings with a fixed list of words: the transport pin, the log level, the admission of
+//! peers and the protection of data.
 
 use std::fmt;
 use std::str::FromStr;
@@ -178,7 +178,7 @@ pub enum DataProtection {
     Off,
     /// A CRC32C for each record. It finds bytes that changed by accident.
     Integrity,
-    /// AES-128-GCM for each record. Nobody on the network can read or change the bytes.
+    /// AES-128-GCM for each record. The network can neither read nor change the bytes.
     Encrypt,
 }
 

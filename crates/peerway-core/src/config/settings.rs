@@ -317,8 +317,8 @@ pub const SETTINGS: &[Setting] = &[
         default: "off",
         doc: "How TCP connections protect what they carry after the handshake: data, control \
               messages and tokens. `integrity` adds a CRC32C to each record and finds bytes that \
-              changed by accident. `encrypt` uses AES-128-GCM with keys of the session: nobody on \
-              the network can read or change the bytes. Both check a record before any of its \
+              changed by accident. `encrypt` uses AES-128-GCM with keys of the session: the \
+              network can neither read nor change the bytes. Both check a record before any of its \
               bytes counts as arrived. A session uses the stricter setting of its two endpoints. \
               Local paths stay inside the kernel of this host and are not covered; neither are \
               bytes that RDMA devices move.",

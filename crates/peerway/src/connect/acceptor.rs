@@ -1,10 +1,10 @@
 //! The acceptor's side of the handshake. It never blocks, and it bounds the number of connections
 //! and their time. `accepting` has its thread.
 //!
-//! A connection becomes a session, a lane of a session, or nothing. A session begins with TLS, which
-//! proves the opener's identity before its first message. A lane begins with a message that proves
-//! that it belongs to its session (see `secure`). Whatever a connection sends, the endpoint goes on
-//! serving the other peers.
+//! A connection becomes a session, a lane of a session, or nothing. A session begins with TLS,
+//! which proves the opener's identity before its first message. A lane begins with a message that
+//! proves that it belongs to its session (see `secure`). Whatever a connection sends, the endpoint
+//! goes on serving the other peers.
 //!
 //! When there are too many half-open connections, or too few file descriptors for another one, the
 //! acceptor drops the oldest connection of the busiest source (see `crowd`). If that does not help,
@@ -53,8 +53,8 @@ use crate::session::{Parts, Session, Whom};
 use crate::transport::queues::{self, NewQueues};
 use crate::transport::tcp;
 
-/// The time after which a half-open connection may be dropped when its source has too many. A normal
-/// handshake rarely takes longer, and new connections can wait this long.
+/// The time after which a half-open connection may be dropped when its source has too many. A
+/// normal handshake rarely takes longer, and new connections can wait this long.
 const GRACE: Duration = Duration::from_millis(250);
 /// The same for a connection that has sent nothing. An opener sends its hello at once.
 const SILENT_GRACE: Duration = Duration::from_millis(100);
@@ -485,8 +485,8 @@ impl Acceptor {
         }
     }
 
-    /// Whether a connection can be accepted while descriptors stay free for the rest of the process.
-    /// Drops old half-open connections until it can.
+    /// Whether a connection can be accepted while descriptors stay free for the rest of the
+    /// process. Drops old half-open connections until it can.
     fn has_descriptors(&mut self, endpoint: &Engine, kind: u64, at: u64, now: u64) -> bool {
         let limits = &endpoint.config.limits;
         loop {
@@ -1055,8 +1055,9 @@ fn whom(hello: &Hello) -> Option<Whom> {
     Some(Whom { who: hello.incarnation, sub_session })
 }
 
-/// The time that a half-open connection has at least, where others have `grace`. `held` is the number
-/// of connections of its source. If no source has more than its share, many peers connect at once.
+/// The time that a half-open connection has at least, where others have `grace`. `held` is the
+/// number of connections of its source. If no source has more than its share, many peers connect at
+/// once.
 fn grace_of<S>(
     held: usize,
     occupant: &Occupant<S>,

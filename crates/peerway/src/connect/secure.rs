@@ -3,8 +3,8 @@
 //! Everything that two endpoints tell each other before they are ready travels in TLS, and the keys
 //! of both sides are proven before the first message. After `Ready` both sides leave TLS: the next
 //! byte on the connection is the first byte of a lane. So this module reads one TLS record at a
-//! time and never a byte more. If the two sides agreed to protect data, the lane is in records whose
-//! secrets come from this TLS connection as well.
+//! time and never a byte more. If the two sides agreed to protect data, the lane is in records
+//! whose secrets come from this TLS connection as well.
 //!
 //! Other connections of the session carry proofs instead. A proof is keying material that TLS
 //! exports (RFC 8446, section 7.5) for one purpose, one side and one object. Only the two ends of

@@ -13,9 +13,9 @@ use crate::error::BuildError;
 /// Settings of an endpoint to build. Settings that are absent here come from the environment
 /// (`peerway doctor --config` lists the variables).
 ///
-/// Each method below stands for a variable, and its value has the same bounds. [`Self::build`] fails
-/// if a number is out of bounds or a time is too short; a time that is too long means the longest.
-/// The last call counts.
+/// Each method below stands for a variable, and its value has the same bounds. [`Self::build`]
+/// fails if a number is out of bounds or a time is too short; a time that is too long means the
+/// longest. The last call counts.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     bind: Option<SocketAddr>,

@@ -372,8 +372,8 @@ impl Drop for Owner {
     }
 }
 
-/// Listens on every address with one port, so that one port number identifies the endpoint: the port
-/// of the first address, else the first free one of `ports`, else one that the system picks.
+/// Listens on every address with one port, so that one port number identifies the endpoint: the
+/// port of the first address, else the first free one of `ports`, else one that the system picks.
 fn listen_on_all(
     places: &[SocketAddr],
     ports: Option<&RangeInclusive<u16>>,

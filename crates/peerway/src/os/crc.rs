@@ -19,8 +19,8 @@ pub(crate) fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, bytes)
 }
 
-/// Copies `len` bytes from `src` to `dst`. Returns the CRC32C of the copy, continued from `crc`, even
-/// if another thread changes the source meanwhile.
+/// Copies `len` bytes from `src` to `dst`. Returns the CRC32C of the copy, continued from `crc`,
+/// even if another thread changes the source meanwhile.
 ///
 /// # Safety
 ///
@@ -46,8 +46,8 @@ pub(crate) unsafe fn copy_with_crc32c(crc: u32, dst: *mut u8, src: *const u8, le
 ///
 /// A message is a polynomial over two values, and its CRC is the remainder by the polynomial P. A
 /// block may be replaced by its product with x^n mod P, added to the block n bits further on: the
-/// remainder stays. Four registers of four lanes fold 256 bytes at a time onto the next 256. The last
-/// 256 bytes have the remainder of the whole message, and the usual instruction finds it.
+/// remainder stays. Four registers of four lanes fold 256 bytes at a time onto the next 256. The
+/// last 256 bytes have the remainder of the whole message, and the usual instruction finds it.
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use std::arch::x86_64::*;
@@ -71,8 +71,8 @@ mod wide {
         (value.reverse_bits() as i64) << 1
     }
 
-    /// For the first and the second half of a lane. The halves are 64 bits apart, and a remainder has
-    /// 32 bits.
+    /// For the first and the second half of a lane. The halves are 64 bits apart, and a remainder
+    /// has 32 bits.
     const FIRST: i64 = power(8 * STEP + 32);
     const SECOND: i64 = power(8 * STEP - 32);
 
@@ -84,8 +84,8 @@ mod wide {
             && is_x86_feature_detected!("sse4.2")
     }
 
-    /// Folds as many steps as `len` has. Returns the CRC32C of those bytes, continued from `crc`, and
-    /// their number. With `COPY`, stores each byte at `dst` after it was read, once.
+    /// Folds as many steps as `len` has. Returns the CRC32C of those bytes, continued from `crc`,
+    /// and their number. With `COPY`, stores each byte at `dst` after it was read, once.
     ///
     /// # Safety
     ///

@@ -46,8 +46,8 @@ pub(crate) struct Lane {
     pub(crate) blocked: bool,
     /// epoll watches this wire for room to send.
     pub(crate) watched_out: bool,
-    /// What [`Wire::has_unsent`] said after the last call. Asking each time would cost the wires that
-    /// never have any.
+    /// What [`Wire::has_unsent`] said after the last call. Asking each time would cost the wires
+    /// that never have any.
     pub(crate) unsent: bool,
 
     /// Frames sent to the peer that are not yet answered.

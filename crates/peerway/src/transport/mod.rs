@@ -42,8 +42,8 @@ pub(crate) fn open_devices(config: &Config) -> Result<Arc<dyn Devices>, RdmaErro
 
 /// An ordered stream of bytes to one peer. Never blocks.
 pub(crate) trait Wire: Send {
-    /// Sends as many bytes as fit. Returns 0 when there is no room now. Without pieces it sends only
-    /// what the wire itself still has: see [`Wire::has_unsent`].
+    /// Sends as many bytes as fit. Returns 0 when there is no room now. Without pieces it sends
+    /// only what the wire itself still has: see [`Wire::has_unsent`].
     ///
     /// # Safety
     ///
@@ -58,8 +58,8 @@ pub(crate) trait Wire: Send {
     /// The pieces are writable memory that no Rust reference covers.
     unsafe fn receive(&mut self, pieces: &[Piece]) -> io::Result<Option<usize>>;
 
-    /// Whether the wire has accepted bytes that are not on their way yet. Then the caller sends again
-    /// when the wire has room, even if it has nothing more to send.
+    /// Whether the wire has accepted bytes that are not on their way yet. Then the caller sends
+    /// again when the wire has room, even if it has nothing more to send.
     fn has_unsent(&self) -> bool {
         false
     }

@@ -10,7 +10,8 @@
 //!    memory of an ended read, or after the lease.
 //! 3. Every message and every count is seen at most once for a frame that was sent in order, and no
 //!    count without a right.
-//! 4. The driver sends no byte of memory that is not granted, and no frame that breaks the protocol.
+//! 4. The driver sends no byte of memory that is not granted, and no frame that breaks the
+//!    protocol.
 //! 5. What the driver holds is bounded, refusals are no more than frames, and everything is
 //!    released in the end.
 

@@ -53,8 +53,8 @@ impl Stream {
         sent
     }
 
-    /// The frame at `start`, and the bytes that it takes there. `None` if more must come, or nothing
-    /// valid can.
+    /// The frame at `start`, and the bytes that it takes there. `None` if more must come, or
+    /// nothing valid can.
     fn next(&mut self, start: usize) -> Option<(usize, Sent)> {
         let bytes = &self.bytes[start..];
         let head = Header::read_from_bytes(bytes.first_chunk::<HEADER_LEN>()?).ok()?;

@@ -1,9 +1,9 @@
 //! Seals and opens records of one lane in one direction.
 //!
 //! The secret of the direction is exported from TLS for this session, lane and side. HKDF derives
-//! from it the seed of the checksums, or the key and the mask of nonces. The nonce of a record is its
-//! number, masked; a number is used once. After [`RECORDS_PER_KEY`] records both ends derive the next
-//! secret, so that no key seals so many bytes that their number weakens it.
+//! from it the seed of the checksums, or the key and the mask of nonces. The nonce of a record is
+//! its number, masked; a number is used once. After [`RECORDS_PER_KEY`] records both ends derive
+//! the next secret, so that no key seals so many bytes that their number weakens it.
 
 use std::io;
 
@@ -62,8 +62,8 @@ impl Guard {
         self.cipher.is_none()
     }
 
-    /// Ends the next record: writes its trailer, and encrypts its body if that is the mode. `crc` is
-    /// the checksum of the body, continued from the head's.
+    /// Ends the next record: writes its trailer, and encrypts its body if that is the mode. `crc`
+    /// is the checksum of the body, continued from the head's.
     pub(super) fn seal(
         &mut self,
         head: &[u8; HEAD_LEN],

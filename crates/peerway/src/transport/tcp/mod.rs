@@ -1,8 +1,9 @@
 //! TCP connections as wires.
 //!
 //! With `PEERWAY_DATA=off` a wire is the [`plain`] socket: bytes go from memory to the kernel and
-//! back without a copy in this process. Otherwise it is a [`sealed`] one: bytes travel in the records
-//! of `peerway_core::record`, which [`guard`] seals and opens. Frames know nothing of records.
+//! back without a copy in this process. Otherwise it is a [`sealed`] one: bytes travel in the
+//! records of `peerway_core::record`, which [`guard`] seals and opens. Frames know nothing of
+//! records.
 
 mod guard;
 mod plain;

@@ -1,9 +1,9 @@
 //! A TCP connection whose bytes travel in records.
 //!
-//! [`Wire::send`] copies bytes into records in a private buffer and seals them there, so memory that
-//! changes meanwhile does no harm. [`Wire::receive`] reads records into a private buffer, and copies
-//! bytes out of a record only after the whole record was found to be right. So no wrong byte reaches
-//! a parser or the program's memory.
+//! [`Wire::send`] copies bytes into records in a private buffer and seals them there, so memory
+//! that changes meanwhile does no harm. [`Wire::receive`] reads records into a private buffer, and
+//! copies bytes out of a record only after the whole record was found to be right. So no wrong byte
+//! reaches a parser or the program's memory.
 //!
 //! A buffer grows once, when the first long record comes, so a lane with small frames takes little
 //! memory and a connect little time.
@@ -26,9 +26,9 @@ use crate::transport::Wire;
 const MAX_RECORD: usize = HEAD_LEN + MAX_BODY + MAX_TRAILER;
 /// Bytes of a buffer at first.
 const SMALL: usize = 8 << 10;
-/// Bytes of a send buffer that has grown: what one call sends at most. At 16 MiB, 512 KiB with 1 MiB
-/// for receiving has 92 % of the speed of `off`, 256 KiB with 256 KiB has 85 %. Fewer and longer calls
-/// mean fewer wake-ups and window updates.
+/// Bytes of a send buffer that has grown: what one call sends at most. At 16 MiB, 512 KiB with 1
+/// MiB for receiving has 92 % of the speed of `off`, 256 KiB with 256 KiB has 85 %. Fewer and
+/// longer calls mean fewer wake-ups and window updates.
 const SEND: usize = 8 * MAX_RECORD;
 /// Bytes of a receive buffer that has grown: what one call receives at most.
 const RECEIVE: usize = 16 * MAX_RECORD;

@@ -60,8 +60,8 @@ impl Scenario {
         matches!(self.name, "posting" | "idle" | "incast" | "rails" | "stop-short")
     }
 
-    /// Whether the scenario is part of the usual run on a transport. With protected data, only those
-    /// run that depend on how bytes travel; `--only` names others.
+    /// Whether the scenario is part of the usual run on a transport. With protected data, only
+    /// those run that depend on how bytes travel; `--only` names others.
     pub(crate) fn is_usual_on(&self, transport: Transport) -> bool {
         const PROTECTED: &[&str] = &[
             "shapes-lanes",

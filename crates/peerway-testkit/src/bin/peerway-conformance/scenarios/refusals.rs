@@ -164,7 +164,7 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
     let mut guest = open(victim, from(), &mut random)?;
     guest.send(&control(&Control::Import { request: 1, descriptor: descriptor.to_vec() }))?;
     flood(world, &mut guest, Kind::Count, SHARE + OVER)?;
-    // The ids of an earlier round count for whoever began them, and rise without a limit.
+    // The ids of an earlier round count for the peer that began them, and rise without a limit.
     let refused = if round == 0 { OVER } else { 0 };
     expect(world, victim, Refusals { counters: before.counters + refused, ..before })?;
     drop(guest);

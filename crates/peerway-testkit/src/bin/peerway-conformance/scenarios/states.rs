@@ -1,6 +1,6 @@
 //! Strangers that send every message in every state of a connection, twice, slowly and as
-//! fast as they can. The victim ends each of these connections, serves an honest peer beside them, and holds
-//! no more afterwards than before.
+//! fast as they can. The victim ends each of these connections, serves an honest peer beside them,
+//! and holds no more afterwards than before.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -8,7 +8,7 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::applied::AppliedFrames;
+use super::acknowledgement::AppliedFrames;
 use super::liveness::Beat;
 use crate::ids::SlotId;
 use crate::outcome::TransferError;

@@ -15,15 +15,14 @@
 //! The engine's driver moves the bytes and calls this module. `peerway::simulation` runs both under
 //! seeded schedules.
 
-mod applied;
+mod acknowledgement;
 mod frame;
 mod liveness;
 mod lost;
 mod request;
 mod roles;
-mod sent;
 
-pub use applied::{Applied, AppliedFrames};
+pub use acknowledgement::{Applied, AppliedFrames, SentFrame, SentFrames};
 pub use frame::{
     Arrival, Asked, CutFrame, FramePieces, GrantName, Named, Run, TableAhead, max_frame,
 };
@@ -31,4 +30,3 @@ pub use liveness::{Beat, Liveness};
 pub use lost::{LostLanes, Verdict};
 pub use request::{Cut, Effect, Expiry, Loss, RequestState, Route, SignalDue, lane_bit};
 pub use roles::{Role, Serves};
-pub use sent::{SentFrame, SentFrames};

@@ -2,7 +2,7 @@
 //! any of it grow without bound.
 
 use super::driver::Driver;
-use super::lane::Body;
+use super::transmit::Body;
 
 /// The sizes of a driver's queues and buffers. A size of lanes is that of the largest lane.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

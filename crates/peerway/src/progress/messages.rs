@@ -11,12 +11,30 @@ use rustix::event::epoll;
 use super::driver::Driver;
 use super::ending::{LaneEnd, SessionEnd};
 use super::imports;
-use super::receive::{HEAD_READ, Step, nonsense, refill};
+use super::lane::Lane;
+use super::receive::{AfterSkip, HEAD_READ, RecvState, Step, nonsense, refill};
 use super::sessions::SessionDriver;
 use crate::bugs::{Bug, is_planted};
-use crate::limits::RefusalReason;
+use crate::limits::{MessageCharge, RefusalReason};
 use crate::os::unix::{self, Received};
-use crate::progress::lane::{AfterSkip, IncomingMessage, Lane, RecvState};
+
+/// A notification that is arriving.
+pub(crate) struct IncomingMessage {
+    pub(crate) sequence: u64,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) need: usize,
+    /// When its header arrived.
+    pub(crate) since: u64,
+    /// Its bytes in the budgets, unless it arrived whole.
+    pub(crate) _charge: Option<MessageCharge>,
+}
+
+impl Lane {
+    /// Whether a message has been arriving since before `time`.
+    pub(crate) fn has_message_since(&self, time: u64) -> bool {
+        matches!(&self.rx.state, RecvState::Gather(message) if message.since < time)
+    }
+}
 
 impl Driver {
     /// Makes room for a notification whose header has arrived.

@@ -5,26 +5,33 @@
 //! straight to its destination. The driver takes every address from its own tables. Reads and pulls
 //! are in `replies`, notifications and control messages in `messages`.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use peerway_core::ids::SlotId;
 use peerway_core::outcome::TransferError;
-use peerway_core::protocol::{Arrival, Asked, GrantName, Named, Run};
+use peerway_core::protocol::{Arrival, Asked, GrantName, Named, Run, TableAhead};
 use peerway_core::region::Access;
-use peerway_core::wire::{FrameError, HEADER_LEN, Kind};
+use peerway_core::wire::{FrameError, HEADER_LEN, Kind, MAX_CONTROL};
+use peerway_core::work::Cursor;
 
 use super::driver::{Driver, TURN_BYTES};
 use super::ending::LaneEnd;
+use super::lane::{Lane, WINDOW_FRAMES};
+use super::messages::IncomingMessage;
 use super::request::release_source;
 use super::sessions::SessionDriver;
+use super::staging::{GpuPut, GpuPutOwner};
 use crate::bugs::{Bug, in_order, is_planted};
 use crate::clock;
+use crate::gpu::staging::Buffer;
 use crate::hooks;
 use crate::limits::RefusalReason;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
-use crate::progress::lane::{AfterSkip, IncomingWrite, Lane, RecvState};
+use crate::os::gate::GateRef;
 
 /// Bytes to receive when a header is expected. That covers a few small frames but little of a large
 /// one, whose payload should not pass through the scratch buffer.
@@ -37,7 +44,118 @@ pub(super) const LAND_PIECES: usize = 64;
 /// Payload bytes after which an acknowledgement is due even though more is coming.
 const ACK_EVERY: u64 = 1 << 20;
 
+/// Bytes of the receive buffer: it holds the largest table or control message, and some small
+/// frames.
+const SCRATCH: usize = 16 << 10;
+const _: () = assert!(SCRATCH >= MAX_CONTROL);
 pub(super) type Step<T> = Result<T, LaneEnd>;
+
+/// The frame that is being received.
+pub(crate) struct ReceiveHalf {
+    pub(crate) state: RecvState,
+    /// Received bytes, of which those from `start` to `end` are not yet parsed.
+    pub(crate) scratch: Box<[u8]>,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// The runs of a table, kept for their allocation.
+    pub(crate) runs: Vec<Run>,
+    /// Payload bytes stored at their destination, for the peer's writes and for our reads.
+    pub(crate) placed: u64,
+    /// Received bytes that the GPU is copying from pinned buffers into GPU memory.
+    pub(crate) puts: VecDeque<GpuPut>,
+    /// The buffer that receives the answer to one of our reads into GPU memory.
+    pub(crate) fill: Option<Buffer>,
+}
+
+impl ReceiveHalf {
+    pub(super) fn new() -> Self {
+        Self {
+            state: RecvState::Head,
+            scratch: vec![0; SCRATCH].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            runs: Vec::with_capacity(WINDOW_FRAMES as usize),
+            placed: 0,
+            puts: VecDeque::new(),
+            fill: None,
+        }
+    }
+}
+
+/// The item that the lane is receiving.
+pub(crate) enum RecvState {
+    /// A header.
+    Head,
+    /// A table, once its header is known.
+    Table(TableAhead),
+    /// Payload that a peer writes into our memory.
+    Land(IncomingWrite),
+    /// Payload that answers one of our reads.
+    Fill { sequence: u64, slot: SlotId, part: Cursor },
+    /// Payload to discard.
+    Skip { left: usize, then: AfterSkip },
+    /// A control message of this length. It is parsed in the scratch buffer, once it is whole.
+    Control { need: usize },
+    /// A notification, which is collected whole.
+    Gather(IncomingMessage),
+}
+
+/// What follows when discarded payload has passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AfterSkip {
+    /// Nothing.
+    Nothing,
+    /// Counts the sequenced frame as applied. It has been refused already.
+    Count(u64),
+}
+
+/// A write being applied.
+pub(crate) struct IncomingWrite {
+    pub(crate) sequence: u64,
+    /// Keeps the memory alive.
+    pub(crate) grant: Arc<Grant>,
+    pub(crate) gate: GateRef,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) next: usize,
+    pub(crate) within: u64,
+    pub(crate) left: u64,
+    /// The counter to increment when all bytes are in place.
+    pub(crate) counts: Option<u32>,
+    /// For GPU memory: the staging buffer that receives the bytes first, and their destination.
+    /// `pieces` then describes the staging buffer.
+    pub(crate) staged: Option<(Buffer, Vec<Piece>)>,
+}
+
+impl Lane {
+    /// Queues an acknowledgement of all applied frames. A frame whose bytes are still being copied
+    /// into GPU memory is not applied, and delays the acknowledgement of later frames.
+    pub(crate) fn push_ack(&mut self) {
+        let writes = self.rx.puts.iter().filter(|put| matches!(put.of, GpuPutOwner::Write { .. }));
+        let pending = writes.map(|put| put.sequence).next();
+        if let Some(ack) = self.applied.acknowledge(pending) {
+            self.push_answer(&ack);
+        }
+    }
+
+    /// Refuses a frame.
+    pub(crate) fn refuse(&mut self, sequence: u64, error: TransferError) {
+        let nack = self.applied.refuse(sequence, error);
+        self.push_answer(&nack);
+    }
+
+    /// Completes a sequenced frame: counts it as applied, and refuses it on an error.
+    pub(crate) fn finish(&mut self, sequence: u64, result: Result<(), TransferError>) {
+        if let Err(error) = result {
+            self.refuse(sequence, error);
+        }
+        self.applied.apply(sequence);
+    }
+
+    /// Bytes received and not yet parsed.
+    pub(crate) fn unread(&self) -> usize {
+        self.rx.end - self.rx.start
+    }
+}
 
 impl Driver {
     /// Receives until no input is left or the turn's budget is used up.

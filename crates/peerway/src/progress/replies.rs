@@ -15,18 +15,74 @@ use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
 use super::driver::Driver;
-use super::receive::{LAND_PIECES, Step, from_scratch_or_wire, nonsense};
+use super::lane::{Lane, WINDOW_FRAMES};
+use super::receive::{AfterSkip, LAND_PIECES, RecvState, Step, from_scratch_or_wire, nonsense};
 use super::sessions::SessionDriver;
+use super::transmit::{Body, OutFrame};
+use crate::gpu::staging::StagedCopy;
 use crate::hooks;
+use crate::memory::grants::Grant;
 use crate::os::Piece;
+use crate::os::gate::GateRef;
 use crate::progress::copies::pool::{Haste, Job};
 use crate::progress::copies::pull::{self, PullJob, PullOrigin};
-use crate::progress::lane::{AfterSkip, Body, Lane, OutFrame, RecvState, Reply, WINDOW_FRAMES};
 use crate::session::Session;
 
 /// The driver does a pull up to this size at once. It takes about 100 µs, no more than waking a
 /// helper and waiting for it.
 const INLINE_PULL: u64 = 1 << 20;
+
+/// A read by the peer that this side answers.
+pub(crate) struct Reply {
+    pub(crate) sequence: u64,
+    pub(crate) transfer: u64,
+    pub(crate) grant: Arc<Grant>,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) next: usize,
+    pub(crate) within: u64,
+    pub(crate) total: u64,
+    pub(crate) gate: Option<GateRef>,
+    /// The copy of its bytes out of GPU memory, and when it began.
+    pub(crate) staged: Option<StagedCopy>,
+    pub(crate) begun: u64,
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(gate) = self.gate.take() {
+            gate.leave();
+        }
+    }
+}
+
+impl Lane {
+    /// Answers a pull.
+    pub(crate) fn answer_pull(&mut self, sequence: u64, result: Result<(), TransferError>) {
+        let answer = self.applied.answer_pull(sequence, result);
+        self.push_answer(&answer);
+    }
+
+    /// Switches the frame being sent to a private copy, and leaves the gate, if the frame carries
+    /// granted memory that was revoked in the meantime.
+    pub(crate) fn copy_barred_reply(&mut self) {
+        let Some(frame) = &mut self.tx.frame else { return };
+        let Body::Reply(reply) = &mut frame.body else { return };
+        if reply.grant.is_live() {
+            return;
+        }
+        let mut bytes = vec![0; frame.left as usize];
+        let (mut done, mut within) = (0, reply.within as usize);
+        for piece in &reply.pieces[reply.next..] {
+            let from = (piece.addr as usize + within) as *const u8;
+            let into = &mut bytes[done..done + piece.len as usize - within];
+            // SAFETY: `find` checked the pieces against the grant, which keeps their memory alive.
+            // The reply holds the gate until it is dropped below. `into` is a private buffer.
+            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+            (done, within) = (done + into.len(), 0);
+        }
+        frame.body = Body::Bytes { bytes, done: 0 };
+    }
+}
 
 impl Driver {
     /// Handles a read by the peer.

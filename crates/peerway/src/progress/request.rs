@@ -11,12 +11,13 @@ use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 
 use super::driver::Driver;
+use super::lane::Lane;
 use super::sessions::SessionDriver;
+use super::transmit::Body;
 use crate::bugs;
 use crate::clock;
 use crate::gpu::device::Device;
 use crate::gpu::staging::StagedCopy;
-use crate::progress::lane::{Body, Lane};
 use crate::session::Session;
 use crate::work::{Direction, Signal, Work};
 

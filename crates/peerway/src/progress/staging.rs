@@ -6,6 +6,7 @@
 //! While copies are in progress, the progress thread blocks only for short times.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
@@ -15,13 +16,17 @@ use peerway_core::wire::MAX_PAYLOAD;
 use peerway_sys::cuda::CudaError;
 
 use super::driver::Driver;
+use super::lane::Lane;
+use super::receive::IncomingWrite;
 use super::request::Fetched;
 use super::sessions::SessionDriver;
 use crate::clock;
 use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::hooks;
+use crate::memory::grants::Grant;
 use crate::os::Piece;
-use crate::progress::lane::{GpuPut, GpuPutOwner, IncomingWrite, Lane};
+use crate::os::gate::GateRef;
+use crate::work::Work;
 
 /// Parts fetched ahead: enough that the copy of the next part is done when its turn comes.
 const AHEAD: usize = 8;
@@ -40,6 +45,40 @@ pub(super) struct Staging {
     sessions: Vec<usize>,
     /// When one last started or finished.
     moved: u64,
+}
+
+/// Received bytes that the GPU is copying into GPU memory.
+pub(crate) struct GpuPut {
+    pub(crate) sequence: u64,
+    /// Dropped first: its drop waits for the copy.
+    pub(crate) staged: StagedCopy,
+    pub(crate) begun: u64,
+    pub(crate) of: GpuPutOwner,
+}
+
+/// The transfer that the bytes belong to. Keeps the destination memory alive.
+pub(crate) enum GpuPutOwner {
+    /// A write by the peer.
+    Write { _grant: Arc<Grant>, gate: GateRef, counts: Option<u32> },
+    /// One of our reads.
+    Read { slot: SlotId, _work: Work },
+}
+
+impl Drop for GpuPutOwner {
+    fn drop(&mut self) {
+        if let Self::Write { gate, .. } = self {
+            gate.leave();
+        }
+    }
+}
+
+impl Lane {
+    /// Whether the answer to the read of this number has arrived and is being copied into GPU
+    /// memory.
+    pub(crate) fn is_being_put(&self, sequence: u64) -> bool {
+        let of_read = |put: &GpuPut| matches!(put.of, GpuPutOwner::Read { .. });
+        self.rx.puts.iter().any(|put| put.sequence == sequence && of_read(put))
+    }
 }
 
 impl Driver {

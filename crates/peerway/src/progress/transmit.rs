@@ -4,21 +4,26 @@
 //! payload. The driver makes data frames one at a time, when the lane has room. It alternates
 //! between the next queued request and the peer's reads.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
 use peerway_core::protocol::{CutFrame, FramePieces, Serves, max_frame};
-use peerway_core::wire::{Kind, MAX_SEGMENTS};
-use peerway_core::work::Pair;
+use peerway_core::wire::{Control, HEADER_LEN, Header, Kind, MAX_SEGMENTS, SEGMENT_LEN};
+use peerway_core::work::{Cursor, Pair};
+use zerocopy::IntoBytes;
 
 use super::driver::{Driver, TURN_BYTES};
 use super::ending::LaneEnd;
+use super::lane::Lane;
+use super::replies::Reply;
 use super::request::Fetched;
 use super::sessions::SessionDriver;
+use crate::bugs::{Bug, is_planted};
+use crate::gpu::staging::Buffer;
 use crate::os::Piece;
 use crate::path::PathKind;
-use crate::progress::lane::{Body, Lane, OutFrame};
 use crate::work::Work;
 
 /// Limit of bytes in small frames that may wait before data. Above this the buffer is sent first.
@@ -27,6 +32,106 @@ const MAX_OUT: usize = 64 << 10;
 const SEND_PIECES: usize = MAX_SEGMENTS;
 /// A lane with less window than this waits, rather than send tiny frames.
 const MIN_ROOM: u64 = 64 << 10;
+
+/// Limit of answer bytes that wait for a peer to read them: many times what a correct peer can
+/// cause.
+const MAX_OWED: usize = 1 << 20;
+
+/// The frames that wait for the wire.
+#[derive(Default)]
+pub(crate) struct SendHalf {
+    /// Complete small frames, which go out before the next data frame.
+    pub(crate) out: Vec<u8>,
+    pub(crate) out_done: usize,
+    /// Bytes of `out` that answer the peer. The driver closes the lane of a peer that requests
+    /// without reading the answers.
+    pub(crate) owed: usize,
+    pub(crate) frame: Option<OutFrame>,
+    /// Header and table of `frame`.
+    pub(crate) head: Vec<u8>,
+    pub(crate) replies: VecDeque<Reply>,
+    pub(crate) reply_next: bool,
+}
+
+impl SendHalf {
+    pub(super) fn new() -> Self {
+        Self {
+            out: Vec::with_capacity(4096),
+            head: Vec::with_capacity(HEADER_LEN + 256 * SEGMENT_LEN),
+            ..Self::default()
+        }
+    }
+}
+
+/// A data frame that is being sent.
+pub(crate) struct OutFrame {
+    /// The part of `SendHalf::out` before this offset goes out before the frame. Later bytes go
+    /// out after it, because frames are numbered in the order in which they are made.
+    pub(crate) after: usize,
+    /// Its sequence number, or 0 when it has none.
+    pub(crate) sequence: u64,
+    pub(crate) head_sent: usize,
+    pub(crate) left: u64,
+    pub(crate) body: Body,
+}
+
+/// Where a frame's payload comes from.
+pub(crate) enum Body {
+    /// A transfer's local memory, from the cursor on. The request keeps the memory alive: it stays
+    /// in the table while one of its frames is unanswered.
+    Request { slot: SlotId, at: Cursor },
+    /// Our own memory that the peer reads. The reply holds the gate until the frame has been sent.
+    Reply(Reply),
+    /// A private copy of the rest of a frame whose transfer was cancelled.
+    Bytes { bytes: Vec<u8>, done: usize },
+    /// A staged copy of GPU memory.
+    StagedCopy { buffer: Buffer, len: u64, done: u64 },
+}
+
+impl Lane {
+    /// Queues a frame without payload.
+    pub(crate) fn push(&mut self, header: &Header) {
+        self.tx.out.extend_from_slice(header.as_bytes());
+    }
+
+    /// Queues a frame that answers a frame of the peer.
+    pub(crate) fn push_answer(&mut self, header: &Header) {
+        self.push(header);
+        self.tx.owed += HEADER_LEN;
+    }
+
+    /// Queues a frame with a payload, which is copied now.
+    pub(crate) fn push_with(&mut self, mut header: Header, payload: &[u8]) {
+        header.set_body(0, 0, payload.len());
+        self.push(&header);
+        self.tx.out.extend_from_slice(payload);
+    }
+
+    /// Queues a control message.
+    pub(crate) fn push_control(&mut self, message: &Control) {
+        self.push_with(Header::new(Kind::Control), &message.to_bytes());
+    }
+
+    /// Queues a control message that answers a message of the peer.
+    pub(crate) fn push_control_answer(&mut self, message: &Control) {
+        let before = self.tx.out.len();
+        self.push_control(message);
+        self.tx.owed += self.tx.out.len() - before;
+    }
+
+    /// Whether the peer leaves more answers unread than a correct peer can cause.
+    pub(crate) fn owes_too_much(&self) -> bool {
+        self.tx.owed > MAX_OWED && !is_planted(Bug::OwedIgnored)
+    }
+
+    /// Whether the lane has nothing left to send.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.tx.frame.is_none()
+            && self.tx.out.is_empty()
+            && self.tx.replies.is_empty()
+            && !self.unsent
+    }
+}
 
 impl Driver {
     /// Sends until the lane is full or the turn's budget is used up. Returns true when anything was
@@ -296,5 +401,29 @@ impl Driver {
         let request = self.requests.get(slot);
         let gone = || LaneEnd::Broken(io::Error::other("the transfer of a queued frame is gone"));
         request.and_then(|request| request.work.as_ref()).ok_or_else(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerway_core::outcome::TransferError;
+    use peerway_core::protocol::Role;
+
+    use super::*;
+    use crate::simulation::silent_wire;
+
+    #[test]
+    fn every_answer_to_a_pull_counts_as_owed() {
+        let mut lane = Lane::new(silent_wire(), 0, Role::Latency, 0);
+        lane.answer_pull(1, Ok(()));
+        lane.answer_pull(2, Err(TransferError::Revoked));
+        assert_eq!(lane.tx.owed, 2 * HEADER_LEN);
+        for sequence in 3.. {
+            if lane.owes_too_much() {
+                assert!(lane.tx.out.len() < 2 << 20);
+                return;
+            }
+            lane.answer_pull(sequence, Ok(()));
+        }
     }
 }

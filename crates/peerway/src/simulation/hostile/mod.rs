@@ -54,7 +54,7 @@ const TRANSFERS: usize = 8;
 const LANES: usize = 4;
 const MS: u64 = 1_000_000;
 /// The most bytes of small frames on a lane: what a peer may leave unread (`MAX_OWED` in
-/// `progress/lane.rs`), the answers of one turn, and the driver's own small frames.
+/// `progress/transmit.rs`), the answers of one turn, and the driver's own small frames.
 const MOST_WAITING: usize = (1 << 20) + (192 << 10);
 /// The most reads of a peer that wait on a lane.
 const MOST_REPLIES: usize = 256;

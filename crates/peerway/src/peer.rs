@@ -1,4 +1,5 @@
-//! A peer: one remote endpoint incarnation, and all operations on it.
+//! A peer: one remote endpoint incarnation. `transfer` and `prepared` have what a program posts to
+//! it.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,21 +11,16 @@ use std::time::Duration;
 
 use peerway_core::descriptor::DESCRIPTOR_LEN;
 use peerway_core::ids::Incarnation;
-use peerway_core::outcome::{Ended, Reason};
 use peerway_core::region::Access;
 
-use crate::batch::{Batch, check_notification};
 use crate::connect::import;
-use crate::error::{Error, ImportError, PostError, RegisterError};
+use crate::error::{ImportError, RegisterError};
 use crate::inbox::Notification;
 use crate::path::Path;
-use crate::prepared::{Prepared, Staged};
 use crate::progress::engine::Engine;
-use crate::region::{LocalSlice, Region};
+use crate::region::Region;
 use crate::session::Session;
-use crate::session::remote::{RemoteRegion, RemoteSlice};
-use crate::transfer::{self, PostMode, Transfer};
-use crate::work::Signal;
+use crate::session::remote::RemoteRegion;
 
 /// A connected peer. Cloning is cheap. A restarted peer is another peer.
 #[derive(Clone)]
@@ -51,95 +47,6 @@ impl Peer {
     /// The first import of an advertisement asks the peer once. Later imports cost nothing.
     pub fn import(&self, descriptor: &[u8]) -> Result<RemoteRegion, ImportError> {
         import::import(&self.endpoint, &self.session, descriptor)
-    }
-
-    /// Writes and waits for the end.
-    pub fn write(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
-        self.finish(&Batch::write(local, remote)?)
-    }
-
-    /// Reads and waits for the end.
-    pub fn read(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
-        self.finish(&Batch::read(local, remote)?)
-    }
-
-    fn finish(&self, batch: &Batch) -> Result<(), Error> {
-        let transfer = self.begin(batch)?;
-        if transfer.join().reason == Reason::Done {
-            return Ok(());
-        }
-        transfer.failure().map_or(Ok(()), |failure| Err(Box::new(failure).into()))
-    }
-
-    /// Posts a batch. It returns within microseconds, whatever the size of the batch.
-    pub fn post(&self, batch: &Batch) -> Result<Transfer, PostError> {
-        transfer::post(&self.endpoint, &self.session, batch, PostMode::Leaves, None)
-    }
-
-    /// Posts a batch and waits for its end. The calling thread does the work.
-    ///
-    /// To learn more of a failure than its reason and fence, use [`Self::begin`],
-    /// [`Transfer::join`] and [`Transfer::failure`].
-    pub fn run(&self, batch: &Batch) -> Result<Ended, PostError> {
-        Ok(self.begin(batch)?.join())
-    }
-
-    /// Posts a batch that the calling thread waits for next. The engine's threads do not work on
-    /// it. A handle that the caller keeps without waiting for it or polling it may make no
-    /// progress. The engine's threads continue the transfer after the caller drops the handle,
-    /// awaits it, or asks for a wake-up ([`Transfer::on_end`]).
-    pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
-        transfer::post(&self.endpoint, &self.session, batch, PostMode::Waits, None)
-    }
-
-    /// Keeps a checked batch that any thread can post many times without another check.
-    ///
-    /// If RDMA devices will carry it, this call registers its memory with them. Otherwise the first
-    /// post does. For GPU memory it also prepares everything that a transfer in a stream must not
-    /// ask the driver for.
-    pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
-        if let Some(remote) = batch.work.remotes.as_slice().first()
-            && !Arc::ptr_eq(&remote.session, &self.session)
-        {
-            return Err(PostError::OtherPeer);
-        }
-        Ok(Prepared::new(self.endpoint.clone(), self.session.clone(), batch))
-    }
-
-    /// Prepares a transfer in stages that the caller releases one by one. Each stage has its own
-    /// counter and notification. Use it for layer-wise streaming.
-    pub fn stage(&self, stages: Vec<Batch>) -> Result<Staged, PostError> {
-        let stages: Result<_, _> = stages.into_iter().map(|batch| self.prepare(batch)).collect();
-        self.stage_prepared(stages?)
-    }
-
-    /// Does [`Self::stage`] with stages that are already prepared.
-    pub fn stage_prepared(&self, stages: Vec<Prepared>) -> Result<Staged, PostError> {
-        if stages.iter().any(|stage| !stage.is_for(&self.session)) {
-            return Err(PostError::OtherPeer);
-        }
-        Ok(Staged::new(stages))
-    }
-
-    /// Sends a message to the peer's notification queue.
-    pub fn notify(&self, message: &[u8]) -> Result<Transfer, PostError> {
-        check_notification(message)?;
-        let signal = Signal { notify: Some(message.into()), count: None };
-        transfer::post_signal(&self.endpoint, &self.session, signal)
-    }
-
-    /// Adds one to a counter of the peer.
-    ///
-    /// The peer must know this endpoint: it opened the session, or one of the two has imported
-    /// memory of the other. Otherwise the count fails with
-    /// [`TransferError::RemoteAccess`](crate::TransferError::RemoteAccess), so that an endpoint
-    /// which merely reaches the port raises nothing.
-    pub fn count(&self, id: u32) -> Result<Transfer, PostError> {
-        transfer::post_signal(
-            &self.endpoint,
-            &self.session,
-            Signal { notify: None, count: Some(id) },
-        )
     }
 
     /// Waits for a notification from this peer and takes the oldest.

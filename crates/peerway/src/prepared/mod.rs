@@ -14,10 +14,43 @@ pub use self::stream::Enqueued;
 use crate::batch::Batch;
 use crate::error::PostError;
 use crate::gpu::device::Device;
+use crate::peer::Peer;
 use crate::progress::copies::gpu::UserStream;
 use crate::progress::engine::Engine;
 use crate::session::Session;
 use crate::transfer::{self, PostMode, Transfer, TransferMethod};
+
+/// What a program prepares for a peer.
+impl Peer {
+    /// Keeps a checked batch that any thread can post many times without another check.
+    ///
+    /// If RDMA devices will carry it, this call registers its memory with them. Otherwise the first
+    /// post does. For GPU memory it also prepares everything that a transfer in a stream must not
+    /// ask the driver for.
+    pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
+        if let Some(remote) = batch.work.remotes.as_slice().first()
+            && !Arc::ptr_eq(&remote.session, self.session())
+        {
+            return Err(PostError::OtherPeer);
+        }
+        Ok(Prepared::new(self.endpoint().clone(), self.session().clone(), batch))
+    }
+
+    /// Prepares a transfer in stages that the caller releases one by one. Each stage has its own
+    /// counter and notification. Use it for layer-wise streaming.
+    pub fn stage(&self, stages: Vec<Batch>) -> Result<Staged, PostError> {
+        let stages: Result<_, _> = stages.into_iter().map(|batch| self.prepare(batch)).collect();
+        self.stage_prepared(stages?)
+    }
+
+    /// Does [`Self::stage`] with stages that are already prepared.
+    pub fn stage_prepared(&self, stages: Vec<Prepared>) -> Result<Staged, PostError> {
+        if stages.iter().any(|stage| !stage.is_for(self.session())) {
+            return Err(PostError::OtherPeer);
+        }
+        Ok(Staged::new(stages))
+    }
+}
 
 /// A checked batch that can be posted many times.
 #[derive(Clone)]
@@ -30,7 +63,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares a batch for the session's peer. See [`Peer::prepare`](crate::Peer::prepare).
+    /// Prepares a batch for the session's peer. See [`Peer::prepare`].
     pub(crate) fn new(endpoint: Arc<Engine>, session: Arc<Session>, batch: Batch) -> Self {
         let method = transfer::lasting_method(&endpoint, &session, &batch);
         let prepared = Self { endpoint, session, batch: Arc::new(batch), method };

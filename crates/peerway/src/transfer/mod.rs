@@ -1,10 +1,10 @@
-//! Posting of batches, and the handle to a posted transfer.
+//! Posts batches, and waits for posted transfers. [`handle`] has what else the handle to a
+//! transfer does.
 
-use std::future::Future;
-use std::pin::Pin;
+mod handle;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
@@ -13,23 +13,24 @@ use peerway_core::protocol::Route;
 use peerway_core::stripe;
 use peerway_core::wire::MAX_PAYLOAD;
 
-use crate::batch::{Batch, Class};
+use self::handle::{Over, RefusedCopy};
+use crate::batch::{Batch, Class, check_notification};
 use crate::clock;
-use crate::error::PostError;
-use crate::failure::{Failure, Operation};
+use crate::error::{Error, PostError};
+use crate::failure::Operation;
 use crate::gpu::GpuError;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
+use crate::peer::Peer;
 use crate::progress::copies::direct::{DirectJob, copy_all};
 use crate::progress::copies::gpu::{GpuJob, UserStream};
 use crate::progress::copies::pool::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
-use crate::progress::engine::{Engine, Unusable};
+use crate::progress::engine::Engine;
 use crate::progress::request::{NewRequest, route_of};
-use crate::progress::shard::DriverCommand;
+use crate::region::LocalSlice;
 use crate::session::Session;
-use crate::session::remote::Direct;
-use crate::slots::{SlotRecord, TransferStats};
+use crate::session::remote::{Direct, RemoteSlice};
 use crate::work::{Direction, Signal, Work};
 
 /// The posting call performs a direct copy up to this size. That takes 2 µs by a mapping and 6 µs
@@ -64,6 +65,66 @@ const STAGED_PIECE: u64 = 256 << 10;
 /// A waiting caller polls for transfers up to this size before it blocks: for at most 262 µs beyond
 /// the spin budget.
 const PATIENT_BYTES: u64 = 1 << 20;
+
+/// What a program posts to a peer.
+impl Peer {
+    /// Writes and waits for the end.
+    pub fn write(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
+        self.finish(&Batch::write(local, remote)?)
+    }
+
+    /// Reads and waits for the end.
+    pub fn read(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
+        self.finish(&Batch::read(local, remote)?)
+    }
+
+    fn finish(&self, batch: &Batch) -> Result<(), Error> {
+        let transfer = self.begin(batch)?;
+        if transfer.join().reason == Reason::Done {
+            return Ok(());
+        }
+        transfer.failure().map_or(Ok(()), |failure| Err(Box::new(failure).into()))
+    }
+
+    /// Posts a batch. It returns within microseconds, whatever the size of the batch.
+    pub fn post(&self, batch: &Batch) -> Result<Transfer, PostError> {
+        post(self.endpoint(), self.session(), batch, PostMode::Leaves, None)
+    }
+
+    /// Posts a batch and waits for its end. The calling thread does the work.
+    ///
+    /// To learn more of a failure than its reason and fence, use [`Self::begin`],
+    /// [`Transfer::join`] and [`Transfer::failure`].
+    pub fn run(&self, batch: &Batch) -> Result<Ended, PostError> {
+        Ok(self.begin(batch)?.join())
+    }
+
+    /// Posts a batch that the calling thread waits for next. The engine's threads do not work on
+    /// it. A handle that the caller keeps without waiting for it or polling it may make no
+    /// progress. The engine's threads continue the transfer after the caller drops the handle,
+    /// awaits it, or asks for a wake-up ([`Transfer::on_end`]).
+    pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
+        post(self.endpoint(), self.session(), batch, PostMode::Waits, None)
+    }
+
+    /// Sends a message to the peer's notification queue.
+    pub fn notify(&self, message: &[u8]) -> Result<Transfer, PostError> {
+        check_notification(message)?;
+        let signal = Signal { notify: Some(message.into()), count: None };
+        post_signal(self.endpoint(), self.session(), signal)
+    }
+
+    /// Adds one to a counter of the peer.
+    ///
+    /// The peer must know this endpoint: it opened the session, or one of the two has imported
+    /// memory of the other. Otherwise the count fails with
+    /// [`TransferError::RemoteAccess`](crate::TransferError::RemoteAccess), so that an endpoint
+    /// which merely reaches the port raises nothing.
+    pub fn count(&self, id: u32) -> Result<Transfer, PostError> {
+        let signal = Signal { notify: None, count: Some(id) };
+        post_signal(self.endpoint(), self.session(), signal)
+    }
+}
 
 /// A posted transfer. After the handle is dropped, the transfer continues, and its memory is kept
 /// until it has ended.
@@ -110,32 +171,6 @@ enum TransferState {
     },
 }
 
-/// A copy that failed in the posting call. No part of it is pending.
-struct RefusedCopy {
-    session: Arc<Session>,
-    operation: Operation,
-    path: PathKind,
-    bytes: u64,
-    error: TransferError,
-}
-
-impl RefusedCopy {
-    fn ended(&self) -> Ended {
-        Ended { reason: Reason::Failed(self.error), fence: Fence::Held }
-    }
-
-    fn stats(&self) -> TransferStats {
-        TransferStats { bytes_total: self.bytes, ..Default::default() }
-    }
-}
-
-/// The record of a transfer that has ended with a held fence.
-struct Over {
-    ended: Ended,
-    path: PathKind,
-    record: SlotRecord,
-}
-
 impl Transfer {
     pub(crate) fn running(
         endpoint: &Arc<Engine>,
@@ -158,25 +193,6 @@ impl Transfer {
                 over,
             },
         }
-    }
-
-    /// How the transfer ended, or `None` while it runs. Makes some progress if it still runs.
-    pub fn poll(&self) -> Option<Ended> {
-        let ended = self.ended();
-        let TransferState::Running { endpoint, session, job, .. } = &self.state else {
-            return ended;
-        };
-        if ended.is_some() {
-            return ended;
-        }
-        if let Err(unusable) = endpoint.check_open() {
-            return Some(self.last_word(unusable));
-        }
-        match job {
-            Some(job) => drop(job.step()),
-            None => drop(endpoint.shard_of(session).poller.poll_once(clock::now())),
-        }
-        self.ended()
     }
 
     /// How the transfer ended, or `None` while it runs. Makes no progress.
@@ -204,98 +220,6 @@ impl Transfer {
                 Some(ended)
             }
         }
-    }
-
-    /// Whether the transfer has ended with an open fence that may still turn to held.
-    ///
-    /// While this is true, the endpoint keeps the transfer's memory and waits for the peer to drain
-    /// or die. [`Self::ended`] reports [`Fence::Held`] after that. False with an open fence means
-    /// that no proof can arrive any more: the session is over, or the endpoint is closed.
-    pub fn is_fence_pending(&self) -> bool {
-        match &self.state {
-            TransferState::Finished { .. } | TransferState::Refused(_) => false,
-            TransferState::Running { endpoint, slot, over, .. } => {
-                let unfenced = endpoint.slots.is_unfenced(*slot);
-                // `over` is set before the slot is released. While it is unset, the bit belongs to
-                // this transfer.
-                unfenced && over.get().is_none() && endpoint.check_open().is_ok()
-            }
-        }
-    }
-
-    /// Details of a transfer that failed or was cancelled: the peer, the path, the bytes, the
-    /// fence, and the last event of its lanes. `None` while it runs, and after success.
-    ///
-    /// The fence and the last event are current as of this call.
-    ///
-    /// ```
-    /// # use peerway::{Access, Batch, Endpoint, Operation};
-    /// # let (a, b) = (Endpoint::new()?, Endpoint::new()?);
-    /// # let peer = a.connect(&b.metadata())?;
-    /// # let (ours, theirs) = (a.allocate(4096)?, b.allocate(4096)?);
-    /// # let remote = peer.import(&theirs.advertise(Access::READ)?)?;
-    /// theirs.revoke();
-    /// let transfer = peer.post(&Batch::read(&ours.all(), &remote.all())?)?;
-    /// transfer.join();
-    /// let failure = transfer.failure().expect("the memory was revoked");
-    /// assert_eq!((failure.operation, failure.bytes_total), (Operation::Read, 4096));
-    /// eprintln!("{failure}");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn failure(&self) -> Option<Failure> {
-        match &self.state {
-            TransferState::Finished { .. } => None,
-            TransferState::Refused(copy) => {
-                Some(self.describe(&copy.session, copy.operation, copy.ended(), true))
-            }
-            TransferState::Running { endpoint, session, operation, .. } => {
-                let unusable = endpoint.check_open().err();
-                // After a fork, a lock that another thread of the parent held is never released.
-                let with_event = !matches!(unusable, Some(Unusable::Forked));
-                let ended = match unusable {
-                    Some(unusable) => self.last_word(unusable),
-                    None => self.ended()?,
-                };
-                if ended.reason == Reason::Done {
-                    return None;
-                }
-                Some(self.describe(session, *operation, ended, with_event))
-            }
-        }
-    }
-
-    #[cold]
-    fn describe(
-        &self,
-        session: &Session,
-        operation: Operation,
-        ended: Ended,
-        with_event: bool,
-    ) -> Failure {
-        let TransferStats { bytes_done, bytes_total, .. } = self.stats();
-        Failure {
-            peer: session.addr,
-            incarnation: session.incarnation,
-            path: self.path(),
-            operation,
-            bytes_done,
-            bytes_total,
-            ended,
-            last_event: if with_event { session.last_event() } else { None },
-        }
-    }
-
-    /// How a transfer ends on an endpoint that is closed or belongs to the parent process. No other
-    /// thread reports its end there.
-    fn last_word(&self, unusable: Unusable) -> Ended {
-        // After a fork, a lock that another thread of the parent held is never released.
-        if let (Unusable::Closed, TransferState::Running { job: Some(job), .. }) =
-            (unusable, &self.state)
-        {
-            job.halt();
-        }
-        let closed = Reason::Failed(TransferError::EndpointClosed);
-        self.ended().unwrap_or(Ended { reason: closed, fence: Fence::Open })
     }
 
     /// Waits for the end, for at most `timeout`. The calling thread makes progress meanwhile.
@@ -353,122 +277,6 @@ impl Transfer {
                 return ended;
             }
         }
-    }
-
-    /// Requests cancellation. The transfer ends within the fence deadline. Its fence then says
-    /// whether it can still change memory.
-    pub fn cancel(&self) {
-        let TransferState::Running { endpoint, session, slot, job, .. } = &self.state else {
-            return;
-        };
-        if self.ended().is_some() || endpoint.check_open().is_err() {
-            return;
-        }
-        if let Some(job) = job {
-            job.cancel();
-        }
-        endpoint.shard_of(session).submit(DriverCommand::Cancel(*slot));
-        endpoint.shard_of(session).notify_if_blocked();
-    }
-
-    /// Registers `waker` to be woken at the end, in place of an earlier waker. Returns false when
-    /// the transfer has ended already.
-    ///
-    /// The caller need not poll after this call: other threads make progress from then on.
-    pub fn on_end(&self, waker: &Waker) -> bool {
-        match &self.state {
-            TransferState::Finished { .. } | TransferState::Refused(_) => false,
-            TransferState::Running { endpoint, session, slot, .. } => {
-                let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
-                if sleeps {
-                    endpoint.shard_of(session).poller.hand_over();
-                    self.leave_to_engine();
-                }
-                sleeps
-            }
-        }
-    }
-
-    /// Passes a transfer that was left to the caller to the engine's threads, because the caller
-    /// blocks instead.
-    fn leave_to_engine(&self) {
-        let TransferState::Running { endpoint, session, job, left_to_caller, .. } = &self.state
-        else {
-            return;
-        };
-        // The load makes every poll after the first cheap. Relaxed is enough: the flag publishes no
-        // data, and the thread that clears it does the hand-over, which synchronizes by itself.
-        if !left_to_caller.load(Ordering::Relaxed)
-            || !left_to_caller.swap(false, Ordering::Relaxed)
-            || endpoint.check_open().is_err()
-        {
-            return;
-        }
-        match job {
-            Some(job) => see_to(endpoint, job),
-            None => endpoint.shard_of(session).notify_if_blocked(),
-        }
-    }
-
-    /// The path of the transfer.
-    pub fn path(&self) -> PathKind {
-        match &self.state {
-            TransferState::Finished { path, .. } => *path,
-            TransferState::Refused(copy) => copy.path,
-            TransferState::Running { endpoint, slot, over, .. } => {
-                let path = endpoint.slots.path(*slot);
-                over.get().map_or(path, |over| over.path)
-            }
-        }
-    }
-
-    /// Bytes and times so far.
-    pub fn stats(&self) -> TransferStats {
-        match &self.state {
-            TransferState::Finished { bytes, .. } => {
-                TransferStats { bytes_done: *bytes, bytes_total: *bytes, ..Default::default() }
-            }
-            TransferState::Refused(copy) => copy.stats(),
-            TransferState::Running { endpoint, slot, over, .. } => {
-                let record = endpoint.slots.record(*slot);
-                over.get().map_or(record, |over| over.record).stats()
-            }
-        }
-    }
-}
-
-impl Drop for Transfer {
-    fn drop(&mut self) {
-        let TransferState::Running { endpoint, session, slot, job, over, .. } = &self.state else {
-            return;
-        };
-        if self.ended().is_none() && endpoint.check_open().is_ok() {
-            // The transfer continues without a waiting caller, so another thread must advance it.
-            match job {
-                Some(job) => see_to(endpoint, job),
-                None => endpoint.shard_of(session).notify_if_blocked(),
-            }
-        }
-        if over.get().is_none() {
-            endpoint.slots.detach(*slot);
-        }
-    }
-}
-
-impl Future for Transfer {
-    type Output = Ended;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
-        if let TransferState::Running { endpoint, .. } = &self.state
-            && let Err(unusable) = endpoint.check_open()
-        {
-            // No thread is left that would call the waker.
-            return Poll::Ready(self.last_word(unusable));
-        }
-        if self.on_end(cx.waker()) {
-            return Poll::Pending;
-        }
-        self.ended().map_or(Poll::Pending, Poll::Ready)
     }
 }
 

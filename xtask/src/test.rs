@@ -20,8 +20,8 @@ use crate::programs::Programs;
 use crate::side_by_side::{self, Ended};
 use crate::wheels::{self, Wheels};
 use crate::{
-    book, c_library, config_docs, instructions, kernels, loom, needs, nixl, python, rdma, setup,
-    steps, workspace,
+    book, c_library, config_docs, fuzz, instructions, kernels, loom, needs, nixl, python, rdma,
+    setup, steps, workspace,
 };
 
 /// The parts to run.
@@ -383,12 +383,14 @@ const PARTS: &[Part] = &[
         after: None,
         fetch: None,
         run: |soak| {
-            let runs = if soak { "1000000" } else { "100000" };
+            if soak {
+                return fuzz::simulation(workspace());
+            }
             let program = Programs::build(workspace())?.find("peerway", "peerway")?;
             let test = "simulation::tests::every_schedule_keeps_the_promises";
             println!("$ {} --exact {test}", program.display());
             let mut command = Command::new(&program);
-            command.args(["--exact", test, "--nocapture"]).env("PEERWAY_SIMULATION_RUNS", runs);
+            command.args(["--exact", test, "--nocapture"]).env("PEERWAY_SIMULATION_RUNS", "100000");
             command.current_dir(workspace().join("crates/peerway"));
             let output = steps::run(&mut command, test)?;
             // A test that was renamed would run no schedule and pass.

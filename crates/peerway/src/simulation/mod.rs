@@ -15,7 +15,8 @@
 //! 4. No byte outside a grant changes.
 //!
 //! A failure is shrunk to the shortest plan that still fails and printed with its last steps. Run
-//! one plan with `PEERWAY_SIMULATION=PLAN`, and more schedules with `PEERWAY_SIMULATION_RUNS=N`.
+//! one plan with `PEERWAY_SIMULATION=PLAN`, and more schedules with `PEERWAY_SIMULATION_RUNS=N` and
+//! `PEERWAY_SIMULATION_FIRST=SEED`.
 
 pub(crate) mod hostile;
 mod node;

@@ -1,5 +1,6 @@
 //! Runs schedules, and plants bugs that they must find.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use peerway_core::fuzz::{self, Mutator};
@@ -12,10 +13,10 @@ use crate::bugs::{self, Bug};
 /// Schedules of a usual test run; `cargo xtask test --only simulation` runs more.
 const RUNS: u64 = 2_000;
 
-/// Runs schedules until one fails or the number is reached.
-fn explore(runs: u64) -> Result<Tally, String> {
+/// Runs schedules of these seeds until one fails.
+fn explore(seeds: Range<u64>) -> Result<Tally, String> {
     let mut total = Tally::default();
-    for seed in 0..runs {
+    for seed in seeds {
         let plan = Plan::from_seed(seed);
         match run(plan, false) {
             Ok(tally) => total += tally,
@@ -44,7 +45,7 @@ fn shrink(mut plan: Plan) -> String {
 /// Runs schedules with a bug and expects a failure that names the broken promise.
 fn finds(bug: Bug, promise: &str) {
     bugs::plant(Some(bug));
-    let found = explore(RUNS);
+    let found = explore(0..RUNS);
     bugs::plant(None);
     let report = found.expect_err("no schedule shows the bug");
     assert!(report.contains(promise), "{report}");
@@ -60,9 +61,11 @@ fn every_schedule_keeps_the_promises() {
         }
         return;
     }
-    let runs = std::env::var("PEERWAY_SIMULATION_RUNS").map_or(RUNS, |runs| runs.parse().unwrap());
+    let number = |name, usual| std::env::var(name).map_or(usual, |number| number.parse().unwrap());
+    let runs = number("PEERWAY_SIMULATION_RUNS", RUNS);
+    let first = number("PEERWAY_SIMULATION_FIRST", 0);
     let began = Instant::now();
-    let tally = explore(runs).unwrap_or_else(|report| panic!("{report}"));
+    let tally = explore(first..first + runs).unwrap_or_else(|report| panic!("{report}"));
     println!("{runs} schedules in {:.1} s: {tally:?}", began.elapsed().as_secs_f64());
     // The schedules reach what they are for.
     assert!(tally.done > 0 && tally.held > 0 && tally.open > 0, "{tally:?}");

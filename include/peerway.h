@@ -398,6 +398,20 @@ typedef struct peerway_endpoint_stats {
     // The number of processors that its threads may run on. peerway_endpoint_cpus lists them. 0 if
     // unknown.
     uint64_t cpus;
+    // Peers with an open session.
+    uint64_t peers;
+    // Transfers posted to all peers. This and the numbers below count peers that are gone too.
+    uint64_t transfers;
+    // Bytes written to peers.
+    uint64_t bytes_written;
+    // Bytes read from peers.
+    uint64_t bytes_read;
+    // Bytes that peers read from this endpoint.
+    uint64_t bytes_served;
+    // Bytes that peers wrote to this endpoint.
+    uint64_t bytes_landed;
+    // Lanes that broke.
+    uint64_t lanes_lost;
 } peerway_endpoint_stats;
 
 // Facts about a peer.
@@ -423,19 +437,20 @@ typedef struct peerway_peer_facts {
     uint32_t reserved;
 } peerway_peer_facts;
 
-// Statistics of a peer. A transfer that this process copied itself counts only in `transfers`.
+// Statistics of a peer, on every path. The peer tells what it moved without this side's processor:
+// with each notification and count, and otherwise within an eighth of the detection time.
 typedef struct peerway_peer_stats {
     // sizeof(struct peerway_peer_stats).
     size_t size;
     // Posted transfers.
     uint64_t transfers;
-    // Bytes that lanes wrote to the peer.
+    // Bytes that this endpoint wrote to the peer.
     uint64_t bytes_written;
-    // Bytes that lanes read from the peer.
+    // Bytes that this endpoint read from the peer.
     uint64_t bytes_read;
-    // Bytes that the peer read from this endpoint through lanes.
+    // Bytes that the peer read from this endpoint.
     uint64_t bytes_served;
-    // Bytes that the peer wrote to this endpoint through lanes.
+    // Bytes that the peer wrote to this endpoint.
     uint64_t bytes_landed;
     // Lanes that broke.
     uint64_t lanes_lost;

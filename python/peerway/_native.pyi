@@ -61,9 +61,10 @@ class Endpoint:
         """True after ``close()``, and in a child process after a fork."""
     @property
     def stats(self) -> dict[str, Any]:
-        """``cpus``: the processors that the endpoint's threads may run on. ``quarantine``: the
-        result of ``peerway.quarantine()``. ``refusals``: what the endpoint has refused to peers,
-        by reason, such as ``sessions`` or ``counts_without_right``.
+        """``peers``: those with an open session. The keys of ``Peer.stats``, summed over all peers,
+        also those that are gone. ``cpus``: the processors that the endpoint's threads may run on.
+        ``quarantine``: the result of ``peerway.quarantine()``. ``refusals``: what the endpoint has
+        refused to peers, by reason, such as ``sessions`` or ``counts_without_right``.
         """
     def connect(self, to: bytes | str | tuple[str, int], timeout: float | str | None = None) -> Peer:
         """Connects to an endpoint by its metadata, ``"host:port"`` or ``(host, port)``.
@@ -343,9 +344,13 @@ class Peer:
         """Whether transfers can be posted to the peer."""
     @property
     def stats(self) -> dict[str, int]:
-        """``transfers`` posted; bytes that lanes moved for this side (``bytes_written``,
-        ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``;
+        """``transfers`` posted; bytes that this side moved (``bytes_written``, ``bytes_read``) and
+        that the peer moved (``bytes_served``, ``bytes_landed``), on every path; ``lanes_lost``;
         ``corrupt_records``: lanes that were closed because of them.
+
+        The peer tells what it moved without this side's processor (by a mapping, CMA, a GPU or a
+        device): with each notification and count, and otherwise within an eighth of the detection
+        time.
         """
     def remove(self) -> None:
         """Closes the session. Its transfers end."""

@@ -161,3 +161,24 @@ def test_descriptors_may_be_given_as_bytes(far: Far, endpoint: peerway.Endpoint)
         descriptor = far(there.advertise, 10)
         peer.write(bytes([i % 256]) * 10, descriptor)
         assert far(there.content) == bytes([i % 256]) * 10
+
+
+@pytest.mark.parametrize("transport", [None, "tcp"])
+def test_both_sides_count_the_bytes_of_every_path(transport: str | None) -> None:
+    one, other = peerway.Endpoint(transport=transport), peerway.Endpoint(transport=transport)
+    region = other.allocate(1 << 20)
+    peer = one.connect(other.metadata)
+    remote = peer.remote(region.advertise())
+    local = one.allocate(1 << 20)
+    peer.write(local, remote)
+    peer.read(local[:4096], remote[:4096])
+    peer.write(local[:256], remote[:256], notify=b"there")
+    assert (peer.stats["bytes_written"], peer.stats["bytes_read"]) == ((1 << 20) + 256, 4096)
+    assert other.notification(timeout=60) is not None
+    stats = other.stats
+    assert (stats["bytes_landed"], stats["bytes_served"]) == ((1 << 20) + 256, 4096)
+    assert stats["peers"] == 1
+    (near,) = other.peers()
+    assert {key: stats[key] for key in near.stats} == near.stats
+    one.close()
+    other.close()

@@ -294,6 +294,20 @@ pub struct peerway_endpoint_stats {
     /// The number of processors that its threads may run on. peerway_endpoint_cpus lists them. 0 if
     /// unknown.
     pub cpus: u64,
+    /// Peers with an open session.
+    pub peers: u64,
+    /// Transfers posted to all peers. This and the numbers below count peers that are gone too.
+    pub transfers: u64,
+    /// Bytes written to peers.
+    pub bytes_written: u64,
+    /// Bytes read from peers.
+    pub bytes_read: u64,
+    /// Bytes that peers read from this endpoint.
+    pub bytes_served: u64,
+    /// Bytes that peers wrote to this endpoint.
+    pub bytes_landed: u64,
+    /// Lanes that broke.
+    pub lanes_lost: u64,
 }
 
 // SAFETY: repr(C), the size first, and only integers.
@@ -312,7 +326,18 @@ pub unsafe extern "C" fn peerway_endpoint_statistics(
         // SAFETY: the C contract.
         let fill = unsafe { Fill::new(stats) }?;
         let stats = get(endpoint)?.stats();
-        fill.set(peerway_endpoint_stats { size: 0, cpus: stats.cpus.len() as u64 });
+        let traffic = stats.traffic;
+        fill.set(peerway_endpoint_stats {
+            size: 0,
+            cpus: stats.cpus.len() as u64,
+            peers: stats.peers as u64,
+            transfers: traffic.transfers,
+            bytes_written: traffic.bytes_written,
+            bytes_read: traffic.bytes_read,
+            bytes_served: traffic.bytes_served,
+            bytes_landed: traffic.bytes_landed,
+            lanes_lost: traffic.lanes_lost,
+        });
         Ok(())
     })
 }

@@ -110,7 +110,8 @@ unsafe impl Versioned for peerway_peer_facts {
     const NAME: &'static str = "struct peerway_peer_facts";
 }
 
-/// Statistics of a peer. A transfer that this process copied itself counts only in `transfers`.
+/// Statistics of a peer, on every path. The peer tells what it moved without this side's processor:
+/// with each notification and count, and otherwise within an eighth of the detection time.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_peer_stats {
@@ -118,13 +119,13 @@ pub struct peerway_peer_stats {
     pub size: usize,
     /// Posted transfers.
     pub transfers: u64,
-    /// Bytes that lanes wrote to the peer.
+    /// Bytes that this endpoint wrote to the peer.
     pub bytes_written: u64,
-    /// Bytes that lanes read from the peer.
+    /// Bytes that this endpoint read from the peer.
     pub bytes_read: u64,
-    /// Bytes that the peer read from this endpoint through lanes.
+    /// Bytes that the peer read from this endpoint.
     pub bytes_served: u64,
-    /// Bytes that the peer wrote to this endpoint through lanes.
+    /// Bytes that the peer wrote to this endpoint.
     pub bytes_landed: u64,
     /// Lanes that broke.
     pub lanes_lost: u64,

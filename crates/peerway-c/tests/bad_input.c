@@ -24,7 +24,7 @@ static_assert(sizeof(struct peerway_peer_facts) == 48, "grown");
 static_assert(offsetof(struct peerway_peer_facts, data) == 40, "the length of the first version");
 static_assert(sizeof(struct peerway_peer_stats) == 64, "grown");
 static_assert(offsetof(struct peerway_peer_stats, corrupt_records) == 56, "the length of the first version");
-static_assert(sizeof(struct peerway_endpoint_stats) == 16, "grown");
+static_assert(sizeof(struct peerway_endpoint_stats) == 72, "grown");
 static_assert(sizeof(struct peerway_refusal_stats) == 96, "grown");
 static_assert(offsetof(struct peerway_refusal_stats, corrupt_records) == 88, "the length of the first version");
 static_assert(sizeof(struct peerway_transfer_stats) == 48, "grown");
@@ -426,6 +426,7 @@ static void exhaustion(void) {
     TRUE(stats.transfers >= 3 && stats.bytes_written >= 1 << 22);
     struct peerway_endpoint_stats runs = {.size = sizeof runs};
     OK(peerway_endpoint_statistics(two.here, &runs));
+    TRUE(runs.peers == 1 && runs.transfers == stats.transfers && runs.bytes_written == stats.bytes_written);
     struct peerway_refusal_stats refused = {.size = sizeof refused, .sessions = 99};
     OK(peerway_endpoint_refusals(two.here, &refused));
     TRUE(refused.sessions == 0 && refused.counts_without_right == 0);

@@ -141,13 +141,16 @@ impl Endpoint {
         self.endpoint.is_closed()
     }
 
-    /// ``cpus``: the processors that the endpoint's threads may run on. ``quarantine``: the
-    /// result of ``peerway.quarantine()``. ``refusals``: what the endpoint has refused to peers,
-    /// by reason, such as ``sessions`` or ``counts_without_right``.
+    /// ``peers``: those with an open session. The keys of ``Peer.stats``, summed over all peers,
+    /// also those that are gone. ``cpus``: the processors that the endpoint's threads may run on.
+    /// ``quarantine``: the result of ``peerway.quarantine()``. ``refusals``: what the endpoint has
+    /// refused to peers, by reason, such as ``sessions`` or ``counts_without_right``.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.endpoint.stats();
         let dict = PyDict::new(py);
+        dict.set_item("peers", stats.peers)?;
+        crate::peer::set_traffic(&dict, &stats.traffic)?;
         dict.set_item("cpus", stats.cpus)?;
         dict.set_item("quarantine", region::quarantine(py)?)?;
         let refusals = PyDict::new(py);

@@ -6,7 +6,6 @@ use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::descriptor::DESCRIPTOR_LEN;
@@ -21,6 +20,7 @@ use crate::progress::engine::Engine;
 use crate::region::Region;
 use crate::session::Session;
 use crate::session::remote::RemoteRegion;
+use crate::session::stats::PeerStats;
 
 /// A connected peer. Cloning is cheap. A restarted peer is another peer.
 #[derive(Clone)]
@@ -91,15 +91,7 @@ impl Peer {
         let sub_sessions =
             if open { self.endpoint.peers.sub_sessions_of(&self.session) } else { Vec::new() };
         for session in sub_sessions.iter().chain([&self.session]) {
-            let stats = &session.stats;
-            let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-            sum.transfers += load(&stats.transfers);
-            sum.bytes_written += load(&stats.bytes_written);
-            sum.bytes_read += load(&stats.bytes_read);
-            sum.bytes_served += load(&stats.bytes_served);
-            sum.bytes_landed += load(&stats.bytes_landed);
-            sum.lanes_lost += load(&stats.lanes_lost);
-            sum.corrupt_records += load(&stats.corrupt_records);
+            sum += session.stats.sum();
         }
         sum
     }
@@ -124,28 +116,6 @@ impl Hash for Peer {
     fn hash<H: Hasher>(&self, state: &mut H) {
         Arc::as_ptr(&self.session).hash(state);
     }
-}
-
-/// Statistics of one peer. Lanes do not see bytes that this process copies directly, so such
-/// transfers count only under `transfers`.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub struct PeerStats {
-    /// Transfers posted.
-    pub transfers: u64,
-    /// Bytes that lanes wrote to the peer.
-    pub bytes_written: u64,
-    /// Bytes that lanes read from the peer.
-    pub bytes_read: u64,
-    /// Bytes that the peer read from this endpoint by lanes.
-    pub bytes_served: u64,
-    /// Bytes that the peer wrote to this endpoint by lanes.
-    pub bytes_landed: u64,
-    /// Lanes that broke.
-    pub lanes_lost: u64,
-    /// Lanes that were closed, because a record on them was not what the peer sent
-    /// (`PEERWAY_DATA`). The last lane of a session counts here and not under `lanes_lost`.
-    pub corrupt_records: u64,
 }
 
 /// Advertisements that name a peer.

@@ -13,6 +13,7 @@ use peerway_core::ids::Incarnation;
 use peerway_core::wire::SubSession;
 
 use crate::clock;
+use crate::session::stats::PeerStats;
 use crate::session::{Session, Whom};
 
 /// The most accepted peers that wait for a call to `accept`.
@@ -44,13 +45,34 @@ struct PeerTable {
     opening: HashSet<Whom>,
     /// Sessions that the acceptor has agreed to, until they are live.
     accepting: HashSet<Whom>,
+    /// What the sessions that are over have moved.
+    past: PeerStats,
     /// The endpoint is closed.
     closed: bool,
 }
 
 impl PeerTable {
+    /// What all sessions have moved, live ones and those that are over.
+    fn sum(&self) -> PeerStats {
+        let mut sum = self.past;
+        for session in self.live.values().chain(&self.to_self) {
+            sum += session.stats.sum();
+        }
+        sum
+    }
+
     fn is_settled(&self, whom: &Whom) -> bool {
         self.current(whom).is_some() || self.accepting.contains(whom)
+    }
+
+    /// Keeps what a session has moved, which is over: with its main session if that is live.
+    fn end(&mut self, session: &Session) {
+        let main = self.live.get(&Whom::from(session.incarnation));
+        let main = main.filter(|main| session.sub_session.is_some_and(|sub| sub.of == main.id));
+        match main {
+            Some(main) => main.stats.add_past(session.stats.sum()),
+            None => self.past += session.stats.sum(),
+        }
     }
 
     /// The live session. A sub-session counts only if the main session that it belongs to is live.
@@ -129,6 +151,8 @@ impl Peers {
     /// Forgets all sessions, because the endpoint is closed.
     pub(crate) fn close(&self) {
         let mut table = self.lock();
+        let past = table.sum();
+        table.past = past;
         table.live.clear();
         table.to_self.clear();
         table.accepted.clear();
@@ -184,6 +208,13 @@ impl Peers {
     pub(crate) fn live_sessions(&self) -> Vec<Arc<Session>> {
         let table = self.lock();
         table.live.values().chain(&table.to_self).cloned().collect()
+    }
+
+    /// What all sessions have moved, and the number of peers now.
+    pub(crate) fn stats(&self) -> (PeerStats, usize) {
+        let table = self.lock();
+        let is_peer = |session: &&Arc<Session>| session.sub_session.is_none();
+        (table.sum(), table.live.values().filter(is_peer).count())
     }
 
     /// The sub-sessions of a main session.
@@ -314,6 +345,7 @@ impl Peers {
         let sub_sessions = table.sub_sessions_of(session);
         if table.live.get(&session.whom()).is_some_and(same) {
             table.live.remove(&session.whom());
+            table.end(session);
             // The map is bounded. For a forgotten entry the other side must notice the end by
             // itself.
             if table.last.len() >= MAX_UNASKED {
@@ -321,7 +353,10 @@ impl Peers {
             }
             table.last.insert(session.whom(), session.id);
         }
-        table.to_self.retain(|s| !same(s));
+        if let Some(at) = table.to_self.iter().position(same) {
+            table.to_self.swap_remove(at);
+            table.end(session);
+        }
         table.rights.remove(&session.id);
         if !session.initiator {
             table.opened_by_peers.remove(&session.id);

@@ -1,6 +1,7 @@
 //! The work of a transfer: its shape, its regions and the signal that follows the bytes.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use peerway_core::protocol::SignalDue;
 use peerway_core::work::{Cursor, Pair, Place, Shape};
@@ -77,6 +78,18 @@ impl<T> Regions<T> {
 }
 
 impl Work {
+    /// Counts bytes that were moved without the peer's processor.
+    #[inline]
+    pub(crate) fn count_moved(&self, direction: Direction, bytes: u64) {
+        let Some(remote) = self.remotes.as_slice().first() else { return };
+        let stats = &remote.session.stats;
+        let counter = match direction {
+            Direction::Write => &stats.one_sided_written,
+            Direction::Read => &stats.one_sided_read,
+        };
+        counter.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// The local regions.
     pub(crate) fn locals(&self) -> &[Arc<RegionInner>] {
         self.locals.as_slice()

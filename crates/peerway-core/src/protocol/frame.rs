@@ -200,24 +200,27 @@ impl Header {
     }
 
     /// A heartbeat.
-    pub fn beat(beat: Beat) -> Self {
+    pub fn beat(beat: Beat, totals: OneSided) -> Self {
         let mut head = Self::answer(Kind::Beat, beat.clock);
         head.transfer = beat.echo.into();
+        head.token = totals.to_bytes();
         head
     }
 
     /// A notification. Its payload is the message.
-    pub fn notify(sequence: u64, transfer: u64) -> Self {
+    pub fn notify(sequence: u64, transfer: u64, totals: OneSided) -> Self {
         let mut head = Self::answer(Kind::Notify, sequence);
         head.transfer = transfer.into();
+        head.token = totals.to_bytes();
         head
     }
 
     /// A count of the counter `id`.
-    pub fn count(sequence: u64, transfer: u64, id: u32) -> Self {
+    pub fn count(sequence: u64, transfer: u64, id: u32, totals: OneSided) -> Self {
         let mut head = Self::answer(Kind::Count, sequence);
         head.transfer = transfer.into();
         head.immediate = id.into();
+        head.token = totals.to_bytes();
         head
     }
 
@@ -258,6 +261,8 @@ pub enum Arrival {
         sequence: u64,
         /// Its length.
         len: usize,
+        /// What the peer has moved.
+        totals: OneSided,
     },
     /// A count.
     Count {
@@ -265,6 +270,8 @@ pub enum Arrival {
         sequence: u64,
         /// The counter.
         id: u32,
+        /// What the peer has moved.
+        totals: OneSided,
     },
     /// The peer applied all frames up to this number.
     Ack(u64),
@@ -273,7 +280,7 @@ pub enum Arrival {
     /// The peer finished the pull of this number.
     Pulled(u64),
     /// A heartbeat.
-    Beat(Beat),
+    Beat(Beat, OneSided),
     /// The peer no longer wants the pulls of a transfer.
     Cancel {
         /// Its number.
@@ -281,6 +288,28 @@ pub enum Arrival {
         /// The transfer.
         transfer: u64,
     },
+}
+
+/// Bytes that a side has moved into and out of the peer's memory without the peer's processor, since
+/// the session began. The peer cannot count them, so frames that name no grant tell it, in place of
+/// the token.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct OneSided {
+    /// Bytes written to the peer.
+    pub written: u64,
+    /// Bytes read from the peer.
+    pub read: u64,
+}
+
+impl OneSided {
+    fn to_bytes(self) -> [u8; 16] {
+        (u128::from(self.written) | u128::from(self.read) << 64).to_le_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8; 16]) -> Self {
+        let both = u128::from_le_bytes(*bytes);
+        Self { written: both as u64, read: (both >> 64) as u64 }
+    }
 }
 
 /// What a write, a read or a pull names.
@@ -319,6 +348,7 @@ impl Arrival {
         if checked.kind.is_sequenced() && !applied.is_next(sequence) {
             return Err(FrameError::Order);
         }
+        let totals = OneSided::from_bytes(&head.token);
         Ok(match checked.kind {
             Kind::Write if checked.segments == 0 => {
                 let (offset, len) = (head.offset.get(), checked.payload as u64);
@@ -329,12 +359,12 @@ impl Arrival {
             }
             Kind::ReadData => Self::ReadData { sequence, payload: checked.payload },
             Kind::Control => Self::Control(checked.payload),
-            Kind::Notify => Self::Notify { sequence, len: checked.payload },
-            Kind::Count => Self::Count { sequence, id: head.immediate.get() },
+            Kind::Notify => Self::Notify { sequence, len: checked.payload, totals },
+            Kind::Count => Self::Count { sequence, id: head.immediate.get(), totals },
             Kind::Ack => Self::Ack(sequence),
             Kind::Nack => Self::Nack(sequence, TransferError::from_code(head.status.get() as u8)),
             Kind::Pulled => Self::Pulled(sequence),
-            Kind::Beat => Self::Beat(Beat { clock: sequence, echo: transfer }),
+            Kind::Beat => Self::Beat(Beat { clock: sequence, echo: transfer }, totals),
             Kind::Cancel => Self::Cancel { sequence, transfer },
         })
     }
@@ -511,7 +541,7 @@ mod tests {
     #[test]
     fn a_frame_out_of_order_is_refused() {
         let mut applied = AppliedFrames::new(8);
-        let count = |sequence| Header::count(sequence, TRANSFER, 3);
+        let count = |sequence| Header::count(sequence, TRANSFER, 3, OneSided::default());
         let read = |head: &Header, applied: &AppliedFrames| {
             Arrival::read(head.as_bytes().first_chunk().unwrap(), applied).map(|_| ())
         };

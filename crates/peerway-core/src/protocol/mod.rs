@@ -24,7 +24,7 @@ mod roles;
 
 pub use acknowledgement::{Applied, AppliedFrames, SentFrame, SentFrames};
 pub use frame::{
-    Arrival, Asked, CutFrame, FramePieces, GrantName, Named, Run, TableAhead, max_frame,
+    Arrival, Asked, CutFrame, FramePieces, GrantName, Named, OneSided, Run, TableAhead, max_frame,
 };
 pub use liveness::{Beat, Liveness};
 pub use lost::{LostLanes, Verdict};

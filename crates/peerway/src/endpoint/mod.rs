@@ -346,8 +346,14 @@ impl Endpoint {
     /// Statistics of the endpoint.
     pub fn stats(&self) -> EndpointStats {
         let inner = self.inner();
-        let refusals = inner.refusals.stats();
-        EndpointStats { cpus: inner.cpus.numbers(), quarantine: quarantine(), refusals }
+        let (traffic, peers) = inner.peers.stats();
+        EndpointStats {
+            cpus: inner.cpus.numbers(),
+            quarantine: quarantine(),
+            peers,
+            traffic,
+            refusals: inner.refusals.stats(),
+        }
     }
 
     /// Whether this is the only clone. Dropping it closes the endpoint.

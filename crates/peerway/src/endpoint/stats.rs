@@ -2,6 +2,7 @@
 
 use crate::limits::RefusalStats;
 use crate::quarantine::QuarantineStats;
+use crate::session::stats::PeerStats;
 
 /// Statistics of an endpoint: see [`Endpoint::stats`](crate::Endpoint::stats).
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -13,6 +14,10 @@ pub struct EndpointStats {
     /// Memory that was released while a peer could still access it. It counts the whole process,
     /// not only this endpoint.
     pub quarantine: QuarantineStats,
+    /// Peers with an open session.
+    pub peers: usize,
+    /// What all peers together have moved, also those that are gone.
+    pub traffic: PeerStats,
     /// What the endpoint has refused to peers, by reason.
     pub refusals: RefusalStats,
 }

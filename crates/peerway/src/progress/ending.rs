@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use peerway_core::outcome::TransferError;
 use peerway_core::protocol::Loss;
 use peerway_core::record::RecordError;
-use peerway_core::wire::{Control, FrameError};
+use peerway_core::wire::{Control, FrameError, Header};
 use rustix::event::epoll;
 
 use super::driver::Driver;
@@ -309,11 +309,16 @@ fn report_end(session: &Session, cause: &str, transfers: usize, expected: bool) 
     }
 }
 
-/// Sends a goodbye on every lane, as a best effort. On a full lane, the peer finds the socket
+/// Sends the last totals and a goodbye on every lane, as a best effort. On a full lane, the peer finds the socket
 /// closed instead.
 fn say_goodbye(s: &mut SessionDriver) {
+    let now = clock::now();
+    s.liveness.beat_at_once(now);
+    let last =
+        s.liveness.take_beat(now).map(|beat| Header::beat(beat, s.session.stats.one_sided()));
     for lane in s.lanes.iter_mut().flatten() {
         if lane.tx.frame.is_none() {
+            last.iter().for_each(|beat| lane.push(beat));
             lane.push_control(&Control::Bye);
             let piece = [Piece::of(&lane.tx.out[lane.tx.out_done..])];
             // SAFETY: the piece is the lane's own buffer, which lives through this call.

@@ -160,7 +160,7 @@ impl Driver {
     fn part_done(&mut self, s: &mut SessionDriver, part: &DevicePart) {
         let bytes = part.part.left();
         let stats = &s.session.stats;
-        let counter = if part.read { &stats.bytes_read } else { &stats.bytes_written };
+        let counter = if part.read { &stats.one_sided_read } else { &stats.one_sided_written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let Some(request) = self.request(part.slot) else { return };
         request.state.part_answered();

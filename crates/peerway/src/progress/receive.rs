@@ -229,8 +229,12 @@ impl Driver {
                 self.begin_read_data(s, lane, sequence, payload)?;
             }
             Arrival::Control(need) => lane.rx.state = RecvState::Control { need },
-            Arrival::Notify { sequence, len } => self.begin_message(s, lane, sequence, len, now),
-            Arrival::Count { sequence, id } => {
+            Arrival::Notify { sequence, len, totals } => {
+                s.session.stats.told(totals);
+                self.begin_message(s, lane, sequence, len, now);
+            }
+            Arrival::Count { sequence, id, totals } => {
+                s.session.stats.told(totals);
                 let result = self.count_alone(s, id);
                 lane.finish(sequence, result);
             }
@@ -242,7 +246,10 @@ impl Driver {
                 s.session.stats.bytes_written.fetch_add(entry.part.left(), Ordering::Relaxed);
                 self.answered(s, entry, Ok(()));
             }
-            Arrival::Beat(beat) => s.liveness.heard(beat, now),
+            Arrival::Beat(beat, totals) => {
+                s.session.stats.told(totals);
+                s.liveness.heard(beat, now);
+            }
             Arrival::Cancel { sequence, transfer } => {
                 self.cancel_pulls(s, transfer);
                 lane.finish(sequence, Ok(()));

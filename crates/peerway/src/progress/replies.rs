@@ -183,7 +183,6 @@ impl Driver {
         let filled = runs.iter().filter(|run| run.len > 0);
         there.extend(filled.map(|run| Piece { addr: run.source, len: run.len }));
         lane.applied.apply(sequence);
-        s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
             let result = pull::copy(&s.session, &grant, &memory, &here, &there);
             let result = result.and_then(|()| self.count(s, counts));

@@ -336,6 +336,7 @@ impl Driver {
             self.settle(s, slot);
             return;
         }
+        let totals = s.session.stats.one_sided();
         let Some(lane) = s.latency_lane() else { return };
         let Some(request) = self.request(slot) else { return };
         let Some(due) = request.state.take_signal() else { return };
@@ -343,11 +344,11 @@ impl Driver {
             let message = request.message.as_deref().unwrap_or_default();
             let window = message.len() as u64;
             let sequence = lane.sent.push(Kind::Notify, slot, Cursor::default(), window);
-            lane.push_with(Header::notify(sequence, slot.to_bits()), message);
+            lane.push_with(Header::notify(sequence, slot.to_bits(), totals), message);
         }
         if let Some(id) = due.count {
             let sequence = lane.sent.push(Kind::Count, slot, Cursor::default(), 0);
-            lane.push(&Header::count(sequence, slot.to_bits(), id));
+            lane.push(&Header::count(sequence, slot.to_bits(), id, totals));
         }
         s.dirty = true;
     }

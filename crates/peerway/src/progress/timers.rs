@@ -115,10 +115,11 @@ impl Driver {
             return;
         }
         if let Some(beat) = s.liveness.take_beat(now) {
+            let totals = s.session.stats.one_sided();
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane with a full send buffer needs no further heartbeat.
                 if lane.tx.out.len() < 64 << 10 {
-                    lane.push(&Header::beat(beat));
+                    lane.push(&Header::beat(beat, totals));
                 }
             }
             s.dirty = true;

@@ -6,10 +6,11 @@
 pub(crate) mod imports;
 pub(crate) mod link;
 pub(crate) mod remote;
+pub(crate) mod stats;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use crate::transport::queues::QueueReach;
 use imports::Imports;
 use link::Link;
 use remote::RemoteInner;
+use stats::PeerCounters;
 
 /// See the module.
 pub(crate) struct Session {
@@ -127,18 +129,6 @@ pub(crate) struct Reach {
     pub(crate) we_pull: bool,
     /// The peer can read this process's memory by CMA.
     pub(crate) peer_pulls: bool,
-}
-
-/// Counters of bytes and frames, updated in the hot path.
-#[derive(Debug, Default)]
-pub(crate) struct PeerCounters {
-    pub(crate) bytes_written: AtomicU64,
-    pub(crate) bytes_read: AtomicU64,
-    pub(crate) bytes_served: AtomicU64,
-    pub(crate) bytes_landed: AtomicU64,
-    pub(crate) transfers: AtomicU64,
-    pub(crate) lanes_lost: AtomicU64,
-    pub(crate) corrupt_records: AtomicU64,
 }
 
 /// The result of a handshake, from which a session is made.

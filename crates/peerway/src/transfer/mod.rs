@@ -480,7 +480,10 @@ fn post_by(
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
     if let (TransferMethod::Direct(path), true, true) = (method, small, signal.is_empty()) {
         let state = match copy_all(work, *direction, work.shape.start(), CopyKind::Plain) {
-            Ok(()) => TransferState::Finished { path, bytes: total },
+            Ok(()) => {
+                work.count_moved(*direction, total);
+                TransferState::Finished { path, bytes: total }
+            }
             Err(error) => refused(session, operation_of(*direction), path, total, error),
         };
         return Ok(Transfer { state });
@@ -504,6 +507,7 @@ fn post_by(
                 // The bytes are in place. A lane carries the signal, and its acknowledgement ends
                 // the transfer.
                 Ok(()) => {
+                    work.count_moved(*direction, total);
                     endpoint.slots.slot(slot).done.fetch_add(total, Ordering::Relaxed);
                     endpoint.send_signal(slot, session, work, signal, deadline);
                 }

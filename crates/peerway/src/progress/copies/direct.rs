@@ -306,6 +306,7 @@ impl Job for DirectJob {
         match result {
             Ok(()) => {
                 state.took += took;
+                self.work.count_moved(self.direction, part.left());
                 self.endpoint.slots.slot(self.slot).done.fetch_add(part.left(), Ordering::Relaxed);
             }
             Err(error) if state.stop.is_none() => state.stop = Some(Reason::Failed(error)),

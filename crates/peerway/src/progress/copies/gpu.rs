@@ -150,6 +150,7 @@ impl GpuJob {
                 Ok(true) => {
                     let done = &self.endpoint.slots.slot(self.slot).done;
                     done.fetch_add(chunk.bytes, Ordering::Relaxed);
+                    self.work.count_moved(self.direction, chunk.bytes);
                 }
                 Err(error) => self.failed(state, &error),
             }

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use peerway_core::outcome::TransferError;
@@ -49,7 +50,10 @@ pub(crate) fn copy(
     // kernel checks.
     let result = unsafe { memory.read(here, there) };
     gate.leave();
-    result.map_err(|error| cma_failed(session, &error))
+    result.map_err(|error| cma_failed(session, &error))?;
+    let bytes = here.iter().map(|piece| piece.len).sum();
+    session.stats.bytes_landed.fetch_add(bytes, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Maps a failed copy between processes to a transfer error.

@@ -1,5 +1,6 @@
 //! The scenarios, in the order in which they run.
 
+mod byte_counters;
 mod cancel;
 mod connect;
 mod descriptors;
@@ -102,6 +103,7 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "bad-work", "invalid work is refused when it is built", always, shapes::bad_work, 1;
     "notes-follow-bytes", "notifications and counters follow the bytes, exactly once", always, notes::follow, 1;
     "notes-full-queue", "a full notification queue refuses with a typed error", always, notes::full, 1;
+    "byte-counters", "both sides count the bytes of every path", always, byte_counters::run, 1;
     "rights", "tokens, directions, bindings, generations and ranges are enforced", always, rights::run, 1;
     "rights-lanes", "the owner refuses false requests of a peer on its lanes", tcp_only, rights::liar, 1;
     "kill-target", "the target is killed in mid-transfer", processes, kill::target, 1;

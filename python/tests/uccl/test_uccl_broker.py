@@ -27,8 +27,16 @@ def serve_gpu(line: Any, gpu: int) -> None:
             line.send(endpoint.accept(timeout=WATCHDOG))
         elif said == "serving":
             (agent,) = broker._agents.values()
-            line.send(any(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for sock in agent._sockets))
+            line.send(any(map(listens, list(agent._sockets))))
     endpoint.close()
+
+
+def listens(held: Any) -> bool:
+    """Whether this is a listening socket. The agent also holds connections and descriptors of processes."""
+    # The agent's thread may close it at any time.
+    with contextlib.suppress(OSError):
+        return isinstance(held, socket.socket) and bool(held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    return False
 
 
 def whose(metadata: bytes) -> tuple[str, int]:

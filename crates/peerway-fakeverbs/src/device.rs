@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, fs, io, ptr};
+use std::{env, fs, io, ptr, thread};
 
 use peerway_sys::verbs::ffi::*;
 
@@ -231,32 +231,40 @@ impl Device {
     }
 
     /// Writes the sysfs files that programs read about a device. All processes write the same
-    /// contents, so they do not disturb each other.
+    /// contents, and none ever sees a file without them.
     fn write_files(&self, path: &std::path::Path) -> io::Result<()> {
         let port = path.join("ports/1");
         for directory in ["gids", "gid_attrs/types", "gid_attrs/ndevs"] {
             fs::create_dir_all(port.join(directory))?;
         }
         fs::create_dir_all(path.join("device"))?;
-        fs::write(path.join("device/numa_node"), "-1\n")?;
-        fs::write(path.join("node_type"), if self.is_efa() { "7: \n" } else { "1: CA\n" })?;
-        fs::write(
-            port.join("link_layer"),
-            if self.is_efa() { "Unspecified\n" } else { "Ethernet\n" },
-        )?;
-        fs::write(port.join("state"), "4: ACTIVE\n")?;
-        fs::write(port.join("rate"), "100 Gb/sec (4X EDR)\n")?;
+        put(&path.join("device/numa_node"), "-1\n")?;
+        put(&path.join("node_type"), if self.is_efa() { "7: \n" } else { "1: CA\n" })?;
+        put(&port.join("link_layer"), if self.is_efa() { "Unspecified\n" } else { "Ethernet\n" })?;
+        put(&port.join("state"), "4: ACTIVE\n")?;
+        put(&port.join("rate"), "100 Gb/sec (4X EDR)\n")?;
         for index in 0..self.gids() {
             let gid = self.gid(index).unwrap_or_default();
             let words: Vec<String> =
                 gid.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect();
-            fs::write(port.join(format!("gids/{index}")), format!("{}\n", words.join(":")))?;
+            put(&port.join(format!("gids/{index}")), &format!("{}\n", words.join(":")))?;
             let kind = if self.is_efa() { "IB/RoCE v1\n" } else { "RoCE v2\n" };
-            fs::write(port.join(format!("gid_attrs/types/{index}")), kind)?;
-            fs::write(port.join(format!("gid_attrs/ndevs/{index}")), "lo\n")?;
+            put(&port.join(format!("gid_attrs/types/{index}")), kind)?;
+            put(&port.join(format!("gid_attrs/ndevs/{index}")), "lo\n")?;
         }
         Ok(())
     }
+}
+
+/// Gives a file this text, by renaming. Writing in place would empty the file for a moment, and
+/// another process may read it then.
+fn put(path: &std::path::Path, text: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|now| now == text) {
+        return Ok(());
+    }
+    let new = path.with_extension(format!("{}-{:?}", std::process::id(), thread::current().id()));
+    fs::write(&new, text)?;
+    fs::rename(&new, path)
 }
 
 /// The first GID of a device, on any fabric.

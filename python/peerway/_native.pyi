@@ -766,6 +766,22 @@ class Kernel:
         """The driver's handle, a ``CUfunction``, for other code that launches the kernel."""
     def __call__(self, grid: Extent, block: Extent, *args: Any, stream: Any = None, shared: int = 0) -> None: ...
 
+def log_select(level: int) -> int | None:
+    """Prepares the queue, and selects lines of this level of ``logging`` and above. Returns the
+    level that the environment sets instead, if it does.
+    """
+
+def log_lines() -> tuple[list[tuple[int, float, str, int, str, list[tuple[str, str]]]], int] | None:
+    """Waits for lines and returns them, with the number of lines that were dropped before them.
+    None after ``log_stop``.
+    """
+
+def log_stop() -> None:
+    """Makes ``log_lines`` return None when no lines are left."""
+
+def log_forget() -> None:
+    """Forgets the parent's lines in a forked child."""
+
 def device_headers() -> dict[str, str]:
     """Returns the headers for kernels that issue transfers, by the names to include."""
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,13 +28,21 @@ class Far:
         theirs.close()
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self.begin(function, *args)()
+
+    def begin(self, function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+        """Runs the function without waiting. The result waits for it."""
         self._pipe.send((function, args))
-        if not self._pipe.poll(ANSWER_WITHIN):
-            raise TimeoutError(f"{function.__name__} did not answer within {ANSWER_WITHIN:g} s")
-        ok, value = self._pipe.recv()
-        if not ok:
-            raise value
-        return value
+
+        def result() -> Any:
+            if not self._pipe.poll(ANSWER_WITHIN):
+                raise TimeoutError(f"{function.__name__} did not answer within {ANSWER_WITHIN:g} s")
+            ok, value = self._pipe.recv()
+            if not ok:
+                raise value
+            return value
+
+        return result
 
     @property
     def metadata(self) -> bytes:
@@ -134,3 +143,10 @@ def write_over_and_over(here: dict[str, Any], metadata: bytes, descriptor: bytes
             pass
 
     threading.Thread(target=write, daemon=True).start()
+
+
+def connect_and_time(here: dict[str, Any], metadata: bytes) -> float:
+    """Connects to an endpoint and returns the seconds that it took."""
+    began = time.monotonic()
+    here["peer"] = here["endpoint"].connect(metadata)
+    return time.monotonic() - began

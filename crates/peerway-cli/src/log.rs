@@ -1,6 +1,8 @@
-//! Engine logs on standard error, at the level that PEERWAY_LOG_LEVEL sets.
+//! Engine logs on standard error: what RUST_LOG selects, or else the level that PEERWAY_LOG_LEVEL
+//! sets.
 
 use peerway_core::config::{Config, LogLevel, SETTINGS};
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::output;
@@ -13,9 +15,10 @@ pub(crate) fn start(default: LogLevel) {
         _ => default,
     };
     // The engine and `tracing` use the same level names.
-    let filter = level.to_string().parse().unwrap_or(LevelFilter::WARN);
+    let level: LevelFilter = level.to_string().parse().unwrap_or(LevelFilter::WARN);
+    let filter = EnvFilter::builder().with_default_directive(level.into()).from_env_lossy();
     // A failed write is reported on standard error by default, with a panic if that is closed.
-    let log = tracing_subscriber::fmt().with_max_level(filter).log_internal_errors(false);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
     log.with_writer(std::io::stderr).init();
 }
 

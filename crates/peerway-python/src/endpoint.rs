@@ -64,7 +64,7 @@ impl Endpoint {
         slots: Option<Int<u32>>,
         notify_bytes: Option<Int<u64>>,
     ) -> PyResult<Self> {
-        log::start();
+        log::follow(py)?;
         let mut builder = peerway::Endpoint::builder();
         if let Some(text) = bind {
             // Port 0 lets the system choose a port.
@@ -185,6 +185,7 @@ impl Endpoint {
         timeout: Option<Time>,
     ) -> PyResult<Peer> {
         let timeout = waiting::timeout("timeout", timeout)?;
+        log::follow(py)?;
         let target = target(to)?;
         let endpoint = self.endpoint.clone();
         let timeout = timeout.unwrap_or_else(|| endpoint.connect_timeout());

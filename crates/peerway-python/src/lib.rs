@@ -10,8 +10,6 @@ mod errors;
 mod gpu;
 mod host_producer;
 mod kernels;
-// C and Python log in the same way. A crate for it would be longer than the file.
-#[path = "../../peerway-c/src/log.rs"]
 mod log;
 mod memory;
 mod parameters;
@@ -56,6 +54,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu::gpu_in_use, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::open_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::gpu_buffer_at, module)?)?;
+    module.add_function(wrap_pyfunction!(log::log_select, module)?)?;
+    module.add_function(wrap_pyfunction!(log::log_lines, module)?)?;
+    module.add_function(wrap_pyfunction!(log::log_stop, module)?)?;
+    module.add_function(wrap_pyfunction!(log::log_forget, module)?)?;
     module.add_function(wrap_pyfunction!(kernels::device_headers, module)?)?;
     module.add_function(wrap_pyfunction!(kernels::compile_kernels, module)?)?;
     module.add_function(wrap_pyfunction!(kernels::synchronize, module)?)?;

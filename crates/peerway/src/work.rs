@@ -1,7 +1,7 @@
 //! The work of a transfer: its shape, its regions and the signal that follows the bytes.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerway_core::protocol::SignalDue;
 use peerway_core::work::{Cursor, Pair, Place, Shape};
@@ -10,6 +10,7 @@ use crate::gpu::GpuError;
 use crate::gpu::device::Device;
 use crate::memory::RegionInner;
 use crate::os::Piece;
+use crate::session::Session;
 use crate::session::remote::RemoteInner;
 use crate::transport::device::{Devices, FlushWord, LocalKeys};
 
@@ -77,17 +78,21 @@ impl<T> Regions<T> {
     }
 }
 
+/// The counter of bytes that are moved without the peer's processor.
+#[inline]
+pub(crate) fn one_sided(session: &Session, direction: Direction) -> &AtomicU64 {
+    match direction {
+        Direction::Write => &session.stats.one_sided_written,
+        Direction::Read => &session.stats.one_sided_read,
+    }
+}
+
 impl Work {
     /// Counts bytes that were moved without the peer's processor.
     #[inline]
     pub(crate) fn count_moved(&self, direction: Direction, bytes: u64) {
         let Some(remote) = self.remotes.as_slice().first() else { return };
-        let stats = &remote.session.stats;
-        let counter = match direction {
-            Direction::Write => &stats.one_sided_written,
-            Direction::Read => &stats.one_sided_read,
-        };
-        counter.fetch_add(bytes, Ordering::Relaxed);
+        one_sided(&remote.session, direction).fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// The local regions.

@@ -612,7 +612,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_LOG_LEVEL",
         aliases: &["UCCL_P2P_LOG_LEVEL", "UCCL_DEBUG"],
         default: "warn",
-        doc: "The log level.",
+        doc: "The log level: `info` has a line for each endpoint, connect, accept, loss and \
+              refusal. `RUST_LOG` selects instead, where it is set. In Python the logger `peerway` \
+              gets the lines; without these variables its level decides.",
         kind: Kind::Level { set: |config, level| config.log_level = level },
         status: Status::Used,
     },

@@ -4,8 +4,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
@@ -305,6 +305,7 @@ fn open(
     };
     let peer_host = decode_host(&welcome.host)
         .filter(|peer| peer.boot_id == host.boot_id && host.boot_id != [0; 16]);
+    let may_local = offer.is_ok();
     let (mut found, link, mut why) = match offer {
         Ok(()) => {
             let near = (&host, peer_host.as_ref());
@@ -313,16 +314,25 @@ fn open(
         Err(why) => (NOT_LOCAL, None, why),
     };
     limit.check(addr, stage::LINK)?;
+    let is_near = found.linked || found.same_process;
+    // Set if a better path was tried and failed, not if there is none.
+    let mut fell_back = !is_near && peer_host.is_some() && !welcome.local.is_empty() && may_local;
     let mut queues = Vec::new();
     let mut rdma = None;
-    if !found.linked && !found.same_process {
+    if !is_near {
         match go_rdma(endpoint, &shard, addr, &welcome, &mut stream, deadline) {
             Ok((made, reach)) => {
                 found.queues = endpoint.rdma.as_ref().ok().map(|rdma| rdma.kind());
                 (queues, rdma) = (made, Some(Arc::new(reach)));
             }
             Err(not) if config.transport.is_rdma() => why = not,
-            Err(not) => why = format!("{why}; no RDMA: {not}"),
+            Err(not) => {
+                fell_back |= endpoint.rdma.is_ok() && !welcome.rdma.is_empty();
+                // A pin excludes both with the same words.
+                if why != not {
+                    why = format!("{why}; no RDMA: {not}");
+                }
+            }
         }
         limit.check(addr, stage::QUEUES)?;
     }
@@ -333,7 +343,7 @@ fn open(
     })?;
 
     let mut bulk_streams = Vec::new();
-    if !found.linked && !found.same_process && rdma.is_none() {
+    if !is_near && rdma.is_none() {
         let mut rails = rails(endpoint, addr, &welcome.metadata);
         for index in 1..=bulk {
             let lane = NewLane { session, index, of: &stream };
@@ -397,9 +407,28 @@ fn open(
         rdma,
         initiator: true,
     };
+    if fell_back {
+        let (path, why) = (parts.path.kind, &parts.path.why);
+        tracing::warn!(peer = %addr, incarnation = %who, %path, %why, "a faster path failed");
+    } else if found.linked && !(found.we_pull && found.peer_pulls) && may_pull(config.transport) {
+        warn_of_refused_cma(addr);
+    }
     let Detection { detect, beat } = Detection::agree(config.detect, welcome.detect_ms);
     let session = Session::new(parts, shard.index, shard);
     Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, beat, claim })))
+}
+
+/// Warns that memory which is not shareable takes a slower path, once: the cause is the same for all
+/// peers.
+fn warn_of_refused_cma(peer: SocketAddr) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            %peer,
+            "the kernel refuses copies between processes (Yama, seccomp or a missing CAP_SYS_PTRACE), \
+             so memory that is not shareable goes by the ring; `peerway doctor` says more"
+        );
+    });
 }
 
 const NOT_LOCAL: Found =

@@ -116,6 +116,9 @@ impl Endpoint {
             inner.start_shard(shard, acceptor.take())?;
         }
         inner.announce();
+        let (addresses, local) = (&*inner.addresses, !inner.local_name.is_empty());
+        let transport = inner.config.transport;
+        tracing::info!(?addresses, %incarnation, %transport, local, "an endpoint listens");
         Ok(endpoint)
     }
 

@@ -146,10 +146,28 @@ pub(crate) struct Parts {
     pub(crate) pid: Option<u32>,
 }
 
+impl Parts {
+    fn announce(&self) {
+        let Self { addr, incarnation, path: Path { kind, why, .. }, .. } = self;
+        match (self.initiator, self.sub_session) {
+            (_, Some(SubSession { number, .. })) => {
+                tracing::debug!(peer = %addr, %incarnation, path = %kind, number, "a sub-session opens");
+            }
+            (true, None) => {
+                tracing::info!(peer = %addr, %incarnation, path = %kind, %why, "connected to a peer");
+            }
+            (false, None) => {
+                tracing::info!(peer = %addr, %incarnation, path = %kind, %why, "accepted a peer");
+            }
+        }
+    }
+}
+
 impl Session {
     pub(crate) fn new(parts: Parts, shard: usize, owner: Arc<dyn SessionOwner>) -> Arc<Self> {
         let opened = parts.link.as_ref().and_then(|link| link.process().cloned());
         let named = || parts.pid.and_then(|pid| Pidfd::open(pid).ok()).map(Arc::new);
+        parts.announce();
         Arc::new(Self {
             id: parts.id,
             incarnation: parts.incarnation,

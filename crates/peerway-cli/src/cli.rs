@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use peerway_core::config::LogLevel;
 
 use crate::bench::driven::{LocalArgs, RemoteArgs, RemoteMeasure};
+use crate::bench::text::WIDTH;
 use crate::bench::{self, BenchArgs};
 use crate::doctor::{self, DoctorArgs};
 use crate::nixl::{self, InstallArgs};
@@ -16,20 +17,22 @@ use crate::nixl::{self, InstallArgs};
 #[command(
     name = "peerway",
     version,
-    max_term_width = 100,
+    max_term_width = WIDTH,
     arg_required_else_help = true,
     after_help = "\
 Examples:
-  peerway doctor                        show what this machine supports, what is missing and why
-  peerway doctor --config               show every setting, its value and its source
-  peerway bench                         measure every path that works on this machine
-  peerway bench --json rows.json        the same, and write the rows to a file as JSON
-  peerway nixl-install                  install the backend PEERWAY into NIXL
+  peerway doctor                   what this machine supports, what is missing
+  peerway doctor --config          every setting, its value and its source
+  peerway bench                    measure every path that works here
+  peerway bench --json rows.json   the same, with the rows in a file
+  peerway nixl-install             install the backend PEERWAY into NIXL
 
-Settings come from PEERWAY_* environment variables. UCCL_P2P_* names are accepted too.
+Settings come from PEERWAY_* environment variables. UCCL_P2P_* names are
+accepted too.
 
-Exit codes: 0 success, or the reader closed standard output; 1 failure, with one line on standard
-error that begins with `peerway:`; 2 invalid command line."
+Exit codes: 0 success, or the reader closed standard output; 1 failure, with one
+line on standard error that begins with `peerway:`; 2 invalid command line; 130
+stopped by Ctrl-C."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -65,8 +68,8 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure transfers over every path that works here, and compare them with the machine's
-    /// limit.
+    /// Measure transfers over every path that works here, beside what the machine does without an
+    /// engine.
     Bench(Box<BenchArgs>),
     /// Show what this machine supports, what is missing and why.
     Doctor(DoctorArgs),
@@ -135,6 +138,21 @@ mod tests {
         let bare = words(["benchmark_remote"].map(OsString::from));
         assert!(Cli::try_parse_from(bare).is_err());
         assert_eq!(words(["peerway", "doctor"].map(OsString::from)).len(), 2);
+    }
+
+    #[test]
+    fn no_help_is_wider_than_a_window() {
+        fn check(command: &mut clap::Command) {
+            for help in [command.render_help(), command.render_long_help()] {
+                let help = help.to_string();
+                let wide = help.lines().find(|line| line.chars().count() > WIDTH);
+                assert_eq!(wide, None, "{help}");
+            }
+            command.get_subcommands_mut().for_each(check);
+        }
+        let mut command = Cli::command();
+        command.build();
+        check(&mut command);
     }
 
     #[test]

@@ -11,12 +11,14 @@ use crate::bench::text::WIDTH;
 use crate::bench::{self, BenchArgs};
 use crate::doctor::{self, DoctorArgs};
 use crate::nixl::{self, InstallArgs};
+use crate::shell::{self, CompletionsArgs, ManArgs};
+use crate::version;
 
 /// One-sided memory transfers between processes: measure them, and check this machine.
 #[derive(Debug, Parser)]
 #[command(
     name = "peerway",
-    version,
+    version = version::LONG,
     max_term_width = WIDTH,
     arg_required_else_help = true,
     after_help = "\
@@ -47,7 +49,10 @@ impl Cli {
             Command::Bench(_) | Command::BenchmarkLocal(_) | Command::BenchmarkRemote { .. } => {
                 LogLevel::Error
             }
-            Command::Doctor(_) | Command::NixlInstall(_) => LogLevel::Warn,
+            Command::Doctor(_)
+            | Command::NixlInstall(_)
+            | Command::Completions(_)
+            | Command::Man(_) => LogLevel::Warn,
         }
     }
 
@@ -57,6 +62,8 @@ impl Cli {
             Command::Bench(args) => bench::run(*args),
             Command::Doctor(args) => doctor::run(&args),
             Command::NixlInstall(args) => nixl::run(&args),
+            Command::Completions(args) => shell::completions(&args),
+            Command::Man(args) => shell::man(&args),
             Command::BenchmarkLocal(args) => bench::driven::run_local(&args),
             Command::BenchmarkRemote { rank, peer, measure } => {
                 let (rank, peer) = (Some(rank), Some(peer));
@@ -75,6 +82,10 @@ enum Command {
     Doctor(DoctorArgs),
     /// Install Peerway's backend into NIXL.
     NixlInstall(InstallArgs),
+    /// Print the completions of a shell.
+    Completions(CompletionsArgs),
+    /// Print a page of the manual.
+    Man(ManArgs),
     /// `bench gpu-local`, under the name that UCCL's prototype of the GPU-driven engine uses.
     #[command(name = "benchmark_local", hide = true)]
     BenchmarkLocal(Box<LocalArgs>),
@@ -153,6 +164,15 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         check(&mut command);
+    }
+
+    #[test]
+    fn the_version_has_a_commit_and_features() {
+        let version = Cli::command().render_version();
+        let first = version.lines().next().unwrap();
+        assert!(first.starts_with(&format!("peerway {} (commit ", env!("CARGO_PKG_VERSION"))));
+        assert!(version.contains("features: ") && version.contains("local-map"), "{version}");
+        assert!(version.contains("rustc ") && version.contains("linux"), "{version}");
     }
 
     #[test]

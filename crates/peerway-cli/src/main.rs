@@ -13,6 +13,8 @@ mod file_set;
 mod log;
 mod nixl;
 mod output;
+mod shell;
+mod version;
 
 use std::process::ExitCode;
 

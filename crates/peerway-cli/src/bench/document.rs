@@ -8,6 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use peerway_core::config::SETTINGS;
 use serde::Serialize;
 
+use crate::version;
+
 /// Everything that a program or a reader needs to judge and repeat a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Document<'a, R> {
@@ -44,6 +46,7 @@ struct Host {
 #[derive(Debug, Serialize)]
 struct Versions {
     peerway: &'static str,
+    commit: &'static str,
     kernel: String,
 }
 
@@ -63,6 +66,7 @@ impl<'a, R: Serialize> Document<'a, R> {
             host: Host::new(),
             versions: Versions {
                 peerway: env!("CARGO_PKG_VERSION"),
+                commit: version::COMMIT,
                 kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             },
             settings: Settings::new(),

@@ -78,8 +78,8 @@ fi
 if has bench; then
     mps
     for memory in gpu pinned,gpu gpu,host; do
-        say "bench --memory $memory"
-        "$bundle/peerway" bench --memory "$memory" --json "$out/bench-${memory/,/-}.json" || failed=1
+        say "bench --full --memory $memory"
+        "$bundle/peerway" bench --full --memory "$memory" --json "$out/bench-${memory/,/-}.json" || failed=1
     done
     say "bench --memory-kinds"
     "$bundle/peerway" bench --memory-kinds --json "$out/kinds.json" || failed=1

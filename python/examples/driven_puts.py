@@ -18,8 +18,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy
 import peerway
+
+try:
+    import numpy
+except ImportError:
+    sys.exit("this example needs NumPy, which is not installed: pip install numpy")
 
 #: The receiver's counter of arrived tokens, and the sender's counter of answered rounds.
 ARRIVED, ANSWERED = 0, 1

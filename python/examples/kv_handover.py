@@ -11,6 +11,7 @@ on layer i while prefill still computes layer i + 1.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import sys
 import time
@@ -18,8 +19,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy
 import peerway
+
+try:
+    import numpy
+except ImportError:
+    sys.exit("this example needs NumPy, which is not installed: pip install numpy")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Shape:
 
 def main() -> int:
     shape = arguments()
+    if shape.torch and importlib.util.find_spec("torch") is None:
+        sys.exit("--torch needs torch, which is not installed: pip install torch")
     context = multiprocessing.get_context("spawn")
     # The pipe replaces your scheduler. It carries a few hundred bytes and the block table.
     to_decode, to_prefill = context.Pipe()

@@ -14,8 +14,12 @@ import sys
 import tempfile
 from typing import Any
 
-import numpy
 import peerway
+
+try:
+    import numpy
+except ImportError:
+    sys.exit("this example needs NumPy, which is not installed: pip install numpy")
 
 SIZE = 4 << 20
 #: Seconds that this example waits for an actor, whose start takes long on a busy machine.
@@ -70,8 +74,7 @@ def main() -> int:
     try:
         import ray
     except ImportError:
-        print("skipped: ray is not installed (pip install ray)")
-        return 0
+        sys.exit("this example needs Ray, which is not installed: pip install ray")
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         ray.init(
             num_cpus=2,

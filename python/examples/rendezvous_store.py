@@ -10,14 +10,19 @@ process group.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import socket
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import numpy
 import peerway
+
+try:
+    import numpy
+except ImportError:
+    sys.exit("this example needs NumPy, which is not installed: pip install numpy")
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -32,6 +37,8 @@ ARRIVED = 1
 
 def main() -> int:
     ranks = arguments().ranks
+    if importlib.util.find_spec("torch") is None:
+        sys.exit("this example needs torch, which is not installed: pip install torch")
     # Without a socket, the store would listen on all addresses. A rank that connects before the
     # store exists waits for it.
     listener = socket.create_server(("127.0.0.1", 0))

@@ -18,8 +18,12 @@ import signal
 import sys
 import time
 
-import numpy
 import peerway
+
+try:
+    import numpy
+except ImportError:
+    sys.exit("this example needs NumPy, which is not installed: pip install numpy")
 
 #: The limit of every wait, in seconds.
 PATIENCE = 60.0

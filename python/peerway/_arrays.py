@@ -5,15 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from operator import index
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypeVar, overload
 
 from peerway._errors import NoCuda
 from peerway._native import GpuMemory, Memory
 
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import DTypeLike, NDArray
 
-def empty(
-    shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "uint8", *, gpu: SupportsIndex | None = None
-) -> Any:
+    from peerway._types import TorchDtype
+
+    _Scalar = TypeVar("_Scalar", bound=numpy.generic)
+
+Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+
+
+@overload
+def empty(shape: Shape, dtype: Literal["uint8"] = "uint8", *, gpu: None = None) -> NDArray[numpy.uint8]: ...
+@overload
+def empty(shape: Shape, dtype: type[_Scalar] | numpy.dtype[_Scalar], *, gpu: None = None) -> NDArray[_Scalar]: ...
+@overload
+def empty(shape: Shape, dtype: str, *, gpu: None = None) -> NDArray[Any]: ...
+@overload
+def empty(shape: Shape, dtype: TorchDtype, *, gpu: SupportsIndex | None = None) -> Any: ...
+@overload
+def empty(shape: Shape, dtype: DTypeLike = "uint8", *, gpu: SupportsIndex) -> GpuArray: ...
+@overload
+def empty(shape: Shape, dtype: DTypeLike, *, gpu: None = None) -> NDArray[Any]: ...
+def empty(shape: Shape, dtype: Any = "uint8", *, gpu: SupportsIndex | None = None) -> Any:
     """Allocates zeroed memory that local peers can map, as an array.
 
     Such memory allows the fastest path between two processes. A ``torch.dtype`` returns a torch
@@ -21,7 +41,7 @@ def empty(
     The memory lives as long as the array, or a region registered from the array or a part of it.
     """
     try:
-        sizes = (index(shape),) if hasattr(shape, "__index__") else tuple(index(size) for size in shape)
+        sizes = (index(shape),) if isinstance(shape, SupportsIndex) else tuple(index(size) for size in shape)
     except TypeError:
         sizes = (-1,)
     if any(size < 0 for size in sizes):
@@ -102,7 +122,13 @@ _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
 def _array(shape: tuple[int, ...], dtype: Any, gpu: int | None) -> Any:
-    import numpy
+    try:
+        import numpy
+    except ImportError as missing:
+        raise ImportError(
+            'peerway.empty makes NumPy arrays, and NumPy is not installed: run `pip install "peerway[numpy]"`, '
+            "or use Endpoint.allocate(nbytes), whose memory is a buffer"
+        ) from missing
 
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:

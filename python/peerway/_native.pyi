@@ -7,6 +7,8 @@ from typing import Any, Literal, Self, TypeAlias
 
 from typing_extensions import Buffer
 
+from peerway._types import SupportsArrayInterface, SupportsDataPtr
+
 Access: TypeAlias = Literal["r", "w", "rw"]
 Kind: TypeAlias = Literal["auto", "latency", "bulk"]
 
@@ -16,6 +18,9 @@ Kind: TypeAlias = Literal["auto", "latency", "bulk"]
 Local: TypeAlias = Region | LocalSlice | BlockList | Buffer | Any
 #: The peer's memory in a transfer: an imported region, a part of one, or a 64-byte descriptor.
 Remote: TypeAlias = RemoteRegion | RemoteSlice | BlockList | bytes
+#: The numbers of blocks: integers in a list, or in an array such as NumPy's or torch's, from which
+#: they are taken without a Python loop.
+Indices: TypeAlias = Sequence[int] | Buffer | SupportsArrayInterface | SupportsDataPtr
 #: The source or a destination of a forwarding rule.
 Place: TypeAlias = Region | LocalSlice | tuple[Region, int, int]
 #: The number of blocks or threads, in one to three dimensions.
@@ -136,9 +141,7 @@ class Region:
     def __len__(self) -> int: ...
     def __getitem__(self, bytes: slice) -> LocalSlice: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def blocks(
-        self, indices: Sequence[int] | Buffer, nbytes: int, *, stride: int | None = None, base: int = 0
-    ) -> BlockList:
+    def blocks(self, indices: Indices, nbytes: int, *, stride: int | None = None, base: int = 0) -> BlockList:
         """Selects blocks of ``nbytes`` bytes. Block ``i`` starts at ``base + indices[i] *
         stride``.
         """
@@ -182,9 +185,7 @@ class RemoteRegion:
         """
     def __len__(self) -> int: ...
     def __getitem__(self, bytes: slice) -> RemoteSlice: ...
-    def blocks(
-        self, indices: Sequence[int] | Buffer, nbytes: int, *, stride: int | None = None, base: int = 0
-    ) -> BlockList:
+    def blocks(self, indices: Indices, nbytes: int, *, stride: int | None = None, base: int = 0) -> BlockList:
         """Selects blocks of ``nbytes`` bytes. Block ``i`` starts at ``base + indices[i] *
         stride``.
         """
@@ -203,7 +204,7 @@ class BlockList:
     def __init__(
         self,
         region: Region | RemoteRegion,
-        indices: Sequence[int] | Buffer,
+        indices: Indices,
         nbytes: int,
         *,
         stride: int | None = None,

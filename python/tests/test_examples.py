@@ -31,9 +31,9 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{module} is not installed")
 
 
-def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, *args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / name), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def passes(name: str, *args: str) -> str:
@@ -185,14 +185,67 @@ def test_rendezvous_ray() -> None:
     assert "2 actors met through Ray and exchanged 8.4 MB" in passes("rendezvous_ray.py")
 
 
-def test_without_ray_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # This module, whose import fails, is found before the real one.
-    (tmp_path / "ray.py").write_text("raise ImportError('not here')\n")
+#: What an example needs besides Python, and the line that needs it.
+WANTED = [
+    ("numpy", "NumPy", "kv_handover.py"),
+    ("numpy", "NumPy", "weight_sync.py"),
+    ("numpy", "NumPy", "driven_puts.py"),
+    ("numpy", "NumPy", "rendezvous_store.py"),
+    ("numpy", "NumPy", "rendezvous_ray.py"),
+    ("torch", "torch", "kv_handover.py --torch"),
+    ("torch", "torch", "rendezvous_store.py"),
+    ("ray", "Ray", "rendezvous_ray.py"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "line"), WANTED, ids=lambda value: value.replace(" ", ""))
+def test_an_example_says_what_it_wants(
+    module: str, name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This finder, which Python runs at its start, hides the module.
+    (tmp_path / "sitecustomize.py").write_text(HIDES.format(module=module))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert passes("rendezvous_ray.py") == "skipped: ray is not installed (pip install ray)\n"
+    ran = run(*line.split())
+    what = f" needs {name}, which is not installed: pip install {module}\n"
+    assert ran.returncode == 1 and ran.stderr.endswith(what) and ran.stderr.count("\n") == 1, ran.stderr
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+HIDES = """
+import importlib.util, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "{module}":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Hidden())
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "{module}" else find_spec(name, *rest)
+"""
+
+
+def test_two_processes_meet_by_a_pipe() -> None:
+    owner, reader = [sys.executable, str(EXAMPLES / "owner.py")], [sys.executable, str(EXAMPLES / "reader.py")]
+    pipe, error = subprocess.PIPE, subprocess.PIPE
+    with subprocess.Popen(owner, stdout=pipe, stderr=error, text=True) as first:
+        second = subprocess.run(
+            reader, stdin=first.stdout, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        _, said = first.communicate(timeout=PATIENCE)
+    assert second.returncode == 0 and "reader: read b'hello' by " in second.stdout, second.stderr
+    assert first.returncode == 0 and said == "owner: a reader wrote b'world' and says b'done'\n", said
+
+
+def test_a_reader_without_an_owner_says_how_to_run_it() -> None:
+    ran = run("reader.py", stdin="")
+    assert ran.returncode == 1 and "python owner.py | python reader.py" in ran.stderr, ran.stderr
+
+
+#: These two have no flags.
+QUICK_START = {"owner.py", "reader.py"}
+
+
+@pytest.mark.parametrize("name", sorted({path.name for path in EXAMPLES.glob("*.py")} - QUICK_START))
 def test_help(name: str) -> None:
     assert "usage:" in passes(name, "--help")
 
@@ -200,7 +253,7 @@ def test_help(name: str) -> None:
 def test_every_example_is_run_here() -> None:
     text = Path(__file__).read_text()
     for path in EXAMPLES.glob("*.py"):
-        assert f'passes("{path.name}"' in text, path.name
+        assert f'passes("{path.name}"' in text or f'EXAMPLES / "{path.name}"' in text, path.name
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ mod layers;
 mod lock;
 mod loom;
 mod needs;
+mod newcomer;
 mod nixl;
 mod nixl_upstream;
 mod programs;

@@ -20,8 +20,8 @@ use crate::programs::Programs;
 use crate::side_by_side::{self, Ended};
 use crate::wheels::{self, Wheels};
 use crate::{
-    book, c_library, config_docs, fuzz, instructions, kernels, loom, needs, nixl, python, rdma,
-    setup, steps, workspace,
+    book, c_library, config_docs, fuzz, instructions, kernels, loom, needs, newcomer, nixl, python,
+    rdma, setup, steps, workspace,
 };
 
 /// The parts to run.
@@ -307,6 +307,14 @@ const PARTS: &[Part] = &[
         after: None,
         fetch: Some(|| python::environment(workspace(), &target_directory()).map(drop)),
         run: |_| python::run(workspace(), &target_directory(), &Built::new()?.fake_gpus()),
+    },
+    Part {
+        name: "newcomer",
+        about: "the lines of README.md in a clean clone, on the oldest and the newest Python",
+        is_first: false,
+        after: None,
+        fetch: None,
+        run: |_| newcomer::run(workspace(), &target_directory()),
     },
     Part {
         name: "nixl",

@@ -7,29 +7,34 @@ use clap::{Parser, Subcommand};
 use peerway_core::config::LogLevel;
 
 use crate::bench::driven::{LocalArgs, RemoteArgs, RemoteMeasure};
+use crate::bench::text::WIDTH;
 use crate::bench::{self, BenchArgs};
 use crate::doctor::{self, DoctorArgs};
 use crate::nixl::{self, InstallArgs};
+use crate::shell::{self, CompletionsArgs, ManArgs};
+use crate::version;
 
 /// One-sided memory transfers between processes: measure them, and check this machine.
 #[derive(Debug, Parser)]
 #[command(
     name = "peerway",
-    version,
-    max_term_width = 100,
+    version = version::LONG,
+    max_term_width = WIDTH,
     arg_required_else_help = true,
     after_help = "\
 Examples:
-  peerway doctor                        show what this machine supports, what is missing and why
-  peerway doctor --config               show every setting, its value and its source
-  peerway bench                         measure every path that works on this machine
-  peerway bench --json rows.json        the same, and write the rows to a file as JSON
-  peerway nixl-install                  install the backend PEERWAY into NIXL
+  peerway doctor                   what this machine supports, what is missing
+  peerway doctor --config          every setting, its value and its source
+  peerway bench                    measure every path that works here
+  peerway bench --json rows.json   the same, with the rows in a file
+  peerway nixl-install             install the backend PEERWAY into NIXL
 
-Settings come from PEERWAY_* environment variables. UCCL_P2P_* names are accepted too.
+Settings come from PEERWAY_* environment variables. UCCL_P2P_* names are
+accepted too.
 
-Exit codes: 0 success, or the reader closed standard output; 1 failure, with one line on standard
-error that begins with `peerway:`; 2 invalid command line."
+Exit codes: 0 success, or the reader closed standard output; 1 failure, with one
+line on standard error that begins with `peerway:`; 2 invalid command line; 130
+stopped by Ctrl-C."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -44,7 +49,10 @@ impl Cli {
             Command::Bench(_) | Command::BenchmarkLocal(_) | Command::BenchmarkRemote { .. } => {
                 LogLevel::Error
             }
-            Command::Doctor(_) | Command::NixlInstall(_) => LogLevel::Warn,
+            Command::Doctor(_)
+            | Command::NixlInstall(_)
+            | Command::Completions(_)
+            | Command::Man(_) => LogLevel::Warn,
         }
     }
 
@@ -54,6 +62,8 @@ impl Cli {
             Command::Bench(args) => bench::run(*args),
             Command::Doctor(args) => doctor::run(&args),
             Command::NixlInstall(args) => nixl::run(&args),
+            Command::Completions(args) => shell::completions(&args),
+            Command::Man(args) => shell::man(&args),
             Command::BenchmarkLocal(args) => bench::driven::run_local(&args),
             Command::BenchmarkRemote { rank, peer, measure } => {
                 let (rank, peer) = (Some(rank), Some(peer));
@@ -65,13 +75,17 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure transfers over every path that works here, and compare them with the machine's
-    /// limit.
+    /// Measure transfers over every path that works here, beside what the machine does without an
+    /// engine.
     Bench(Box<BenchArgs>),
     /// Show what this machine supports, what is missing and why.
     Doctor(DoctorArgs),
     /// Install Peerway's backend into NIXL.
     NixlInstall(InstallArgs),
+    /// Print the completions of a shell.
+    Completions(CompletionsArgs),
+    /// Print a page of the manual.
+    Man(ManArgs),
     /// `bench gpu-local`, under the name that UCCL's prototype of the GPU-driven engine uses.
     #[command(name = "benchmark_local", hide = true)]
     BenchmarkLocal(Box<LocalArgs>),
@@ -135,6 +149,30 @@ mod tests {
         let bare = words(["benchmark_remote"].map(OsString::from));
         assert!(Cli::try_parse_from(bare).is_err());
         assert_eq!(words(["peerway", "doctor"].map(OsString::from)).len(), 2);
+    }
+
+    #[test]
+    fn no_help_is_wider_than_a_window() {
+        fn check(command: &mut clap::Command) {
+            for help in [command.render_help(), command.render_long_help()] {
+                let help = help.to_string();
+                let wide = help.lines().find(|line| line.chars().count() > WIDTH);
+                assert_eq!(wide, None, "{help}");
+            }
+            command.get_subcommands_mut().for_each(check);
+        }
+        let mut command = Cli::command();
+        command.build();
+        check(&mut command);
+    }
+
+    #[test]
+    fn the_version_has_a_commit_and_features() {
+        let version = Cli::command().render_version();
+        let first = version.lines().next().unwrap();
+        assert!(first.starts_with(&format!("peerway {} (commit ", env!("CARGO_PKG_VERSION"))));
+        assert!(version.contains("features: ") && version.contains("local-map"), "{version}");
+        assert!(version.contains("rustc ") && version.contains("linux"), "{version}");
     }
 
     #[test]

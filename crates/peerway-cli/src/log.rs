@@ -1,7 +1,7 @@
 //! Engine logs on standard error: what RUST_LOG selects, or else the level that PEERWAY_LOG_LEVEL
 //! sets.
 
-use peerway_core::config::{Config, LogLevel, SETTINGS};
+use peerway_core::config::{self, Config, LogLevel, SETTINGS};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -25,7 +25,9 @@ pub(crate) fn start(default: LogLevel) {
 /// Prints each warning about the settings once, for a subcommand that hides the engine's warnings
 /// by default. Where a variable sets the level, the engine logs these warnings.
 pub(crate) fn report_settings() {
-    if let (false, Ok((_, warnings))) = (is_level_set(), Config::from_env(variable)) {
+    if let (false, Ok((_, mut warnings))) = (is_level_set(), Config::from_env(variable)) {
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        warnings.extend(config::unknown(names));
         for warning in warnings {
             output::report_line(format_args!("peerway: warning: {warning}"));
         }

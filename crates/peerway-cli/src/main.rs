@@ -13,9 +13,12 @@ mod file_set;
 mod log;
 mod nixl;
 mod output;
+mod shell;
+mod version;
 
 use std::process::ExitCode;
 
+use bench::interrupt::{self, Interrupted};
 use clap::Parser;
 
 fn main() -> ExitCode {
@@ -27,6 +30,9 @@ fn main() -> ExitCode {
         Err(error) if error.is::<output::Closed>() => ExitCode::SUCCESS,
         Err(error) => {
             output::report_line(format_args!("peerway: {}", one_line(&error)));
+            if error.is::<Interrupted>() {
+                return ExitCode::from(interrupt::EXIT_CODE);
+            }
             ExitCode::FAILURE
         }
     }

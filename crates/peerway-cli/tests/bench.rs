@@ -33,6 +33,12 @@ fn finish(mut child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// The rows of a JSON document.
+fn rows(text: &[u8]) -> Vec<serde_json::Value> {
+    let document: serde_json::Value = serde_json::from_slice(text).unwrap();
+    document["rows"].as_array().unwrap().clone()
+}
+
 /// The children of a process, as the kernel lists them.
 fn children(pid: u32) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
@@ -79,14 +85,126 @@ fn rows_come_as_json_and_as_a_table() {
     let output = finish(bench(line).spawn().unwrap());
     let table = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{table}");
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows(&output.stdout);
     assert_eq!(rows.len(), 2 * 2 * 2 * 2, "paths, operations, sizes, pieces");
     for row in &rows {
-        for field in ["p50_us", "p99_us", "gbps", "limit_gbps", "cpu_s_per_gb"] {
+        for field in ["p50_us", "p99_us", "gbps", "cpu_s_per_gb"] {
             assert!(row[field].as_f64().unwrap() > 0.0, "{field} of {row}");
         }
+        let baseline = &row["baseline"];
+        assert_eq!(baseline["name"], if row["path"] == "tcp" { "socket" } else { "copy" }, "{row}");
+        let figure = |name: &str| baseline[name].as_f64().unwrap();
+        assert!(figure("gbps") > 0.0 && figure("low") > 0.0, "{row}");
+        assert!(figure("low") <= figure("ratio") && figure("ratio") <= figure("high"), "{row}");
     }
-    assert!(table.contains("limit, tcp:") && table.contains("100003"), "{table}");
+    assert!(table.contains("socket:") && table.contains("100003"), "{table}");
+    let wide = table.lines().find(|line| line.chars().count() > 80);
+    assert_eq!(wide, None, "{table}");
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["complete"], true);
+    assert_eq!(document["settings"]["command"][1], "bench");
+    let paths = document["paths"].as_array().unwrap();
+    let names: Vec<&str> = paths.iter().map(|path| path["path"].as_str().unwrap()).collect();
+    assert_eq!(names, ["auto", "local-map", "tcp"]);
+    for path in paths {
+        // The first letters are enough: the table wraps the text.
+        let why = path["why"].as_str().unwrap();
+        let line = format!("{:<11} {}", path["path"].as_str().unwrap(), &why[..4]);
+        assert!(table.contains(&line), "{line}: {table}");
+    }
+}
+
+/// A directory that is removed at the end of a test.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Reads the first line that contains `text`, while the process runs.
+fn wait_for_line(child: &mut Child, text: &str) -> String {
+    let mut told = Vec::new();
+    let mut byte = [0];
+    loop {
+        // Read byte by byte, because the rest of the output may never come.
+        let got = child.stdout.as_mut().unwrap().read(&mut byte).unwrap();
+        assert_eq!(got, 1, "{}", String::from_utf8_lossy(&told));
+        if byte[0] != b'\n' {
+            told.push(byte[0]);
+            continue;
+        }
+        let line = String::from_utf8_lossy(&told).into_owned();
+        if line.contains(text) {
+            return line;
+        }
+        told.clear();
+    }
+}
+
+#[test]
+fn an_interrupted_run_prints_and_saves_the_rows_that_are_done() {
+    let folder = Folder::new("peerway-interrupted");
+    let (json, plot) = (folder.0.join("rows.json"), folder.0.join("plot.svg"));
+    fs::write(&json, "old").unwrap();
+    // The signal comes in the second row, or a little later on a busy machine.
+    let line = "--seconds 1 --sizes 256,4K --iovs 1 --op write --paths tcp,local-ring,tcp";
+    for signal in ["-INT", "-TERM"] {
+        let mut command = bench(line);
+        command.arg("--json").arg(&json).arg("--plot").arg(&plot);
+        let mut child = command.spawn().unwrap();
+        let row = wait_for_line(&mut child, "tcp ");
+        assert!(row.contains(" 256 "), "{row}");
+        let second = children(child.id())[0];
+        Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        let output = finish(child);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(130), "{said}");
+        assert!(said.starts_with("peerway: stopped after ") && said.lines().count() == 1, "{said}");
+        let below = String::from_utf8(output.stdout).unwrap();
+        assert!(below.contains("socket:") && below.contains("verified:"), "{below}");
+        let document: serde_json::Value =
+            serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+        assert_eq!(document["complete"], false);
+        let saved = document["rows"].as_array().unwrap();
+        assert!((1..4).contains(&saved.len()), "{saved:?}");
+        assert!(fs::read_to_string(&plot).unwrap().contains("tcp write"));
+        wait_until("the second process is still alive", || !is_alive(second));
+        let mut names: Vec<_> =
+            fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["plot.svg", "rows.json"], "a temporary file is left");
+    }
+}
+
+#[test]
+fn a_run_that_fails_keeps_the_rows_that_are_done() {
+    let folder = Folder::new("peerway-failed");
+    let json = folder.0.join("rows.json");
+    let line = "--seconds 2 --sizes 256,4K --iovs 1 --op write --paths tcp";
+    let mut child = bench(line).arg("--json").arg(&json).spawn().unwrap();
+    wait_for_line(&mut child, "tcp ");
+    Command::new("kill").args(["-9", &children(child.id())[0].to_string()]).status().unwrap();
+    let output = finish(child);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(rows(&fs::read(&json).unwrap()).len(), 1);
+}
+
+#[test]
+fn a_picture_that_is_no_svg_is_refused_with_the_name_to_use() {
+    let output = finish(bench("--plot some/x.png").spawn().unwrap());
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("SVG") && said.contains("some/x.svg"), "{said}");
 }
 
 #[test]
@@ -95,13 +213,14 @@ fn large_rows_of_cma_tell_what_the_kernel_reaches() {
     let output = finish(bench(line).spawn().unwrap());
     let table = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{table}");
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows(&output.stdout);
     for row in &rows {
         // If the kernel forbids the path, there is no such row.
         let told = row["path"] == "local-cma" && row["size"] == 1 << 20;
-        assert_eq!(row["kernel_gbps"].as_f64().is_some_and(|gbps| gbps > 0.0), told, "{row}");
-        assert!(told || row["kernel_gbps"].is_null(), "{row}");
-        assert!(!told || table.contains("bound, cma:"), "{table}");
+        let gbps = row["kernel"]["gbps"].as_f64();
+        assert_eq!(gbps.is_some_and(|gbps| gbps > 0.0), told, "{row}");
+        assert!(told || row["kernel"].is_null(), "{row}");
+        assert!(!told || table.contains("process_vm_readv alone"), "{table}");
     }
 }
 
@@ -112,7 +231,7 @@ fn a_round_trip_is_measured() {
     let output = finish(bench(line).spawn().unwrap());
     let table = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{table}");
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows(&output.stdout);
     assert!(rows.len() == 6 && rows.iter().all(|row| row["op"] == "pingpong"), "{rows:?}");
 }
 
@@ -163,20 +282,20 @@ fn gpu_memory_is_measured() {
         let output = finish(run);
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{told}");
-        let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = rows(&output.stdout);
         assert_eq!(rows.len(), paths.len() * 2 * 2 * 2, "paths, operations, sizes, pieces");
         let (local, remote) = memory.split_once(',').unwrap_or((memory, memory));
         let mut seen: Vec<&str> = Vec::new();
         for row in &rows {
             assert!(row["memory_local"] == local && row["memory_remote"] == remote, "{row}");
-            assert!(row["limit_gbps"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["baseline"]["gbps"].as_f64().unwrap() > 0.0, "{row}");
             seen.push(row["path"].as_str().unwrap());
         }
         seen.dedup();
         assert_eq!(seen, paths, "{told}");
         assert!(told.contains(&format!("memory: local {local}, remote {remote}\n")), "{told}");
-        assert!(told.contains("limit, GPU:"), "{told}");
-        assert_eq!(told.contains("limit, local-ring and tcp:"), paths.len() > 1, "{told}");
+        assert!(told.contains("driver:"), "{told}");
+        assert_eq!(told.contains("host:  "), paths.len() > 1, "{told}");
     }
 }
 
@@ -186,10 +305,10 @@ fn kinds_of_gpu_memory_are_compared() {
     let output = finish(bench("--memory-kinds --seconds 0.01 --json -").spawn().unwrap());
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows(&output.stdout);
     assert_eq!(rows.len(), 4 * 2 * 2, "things, sizes, kinds");
     assert!(rows.iter().all(|row| row["p50_us"].as_f64().unwrap() > 0.0), "{rows:?}");
-    assert!(told.contains("% of gpu-plain") && told.contains("gpu-ipc read"), "{told}");
+    assert!(told.contains("fd / plain") && told.contains("gpu-ipc read"), "{told}");
 }
 
 #[test]
@@ -199,7 +318,7 @@ fn copiers_are_compared() {
     let output = finish(bench(line).spawn().unwrap());
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows(&output.stdout);
     assert_eq!(rows.len(), 4 * 2 * 2, "copiers, sizes, tasks: {told}");
     let count = |name: &str| rows.iter().filter(|row| row["copier"] == name).count();
     assert_eq!((count("launched"), count("resident"), count("engines")), (4, 8, 4), "{told}");
@@ -218,7 +337,7 @@ fn the_gpu_driven_engine_is_measured_without_a_gpu() {
     let output = finish(bench(line).spawn().unwrap());
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows(&output.stdout);
     let whats: Vec<&str> = rows.iter().map(|row| row["what"].as_str().unwrap()).collect();
     let wanted = ["push, one thread", "push, 32 at once", "round trip", "drained", "posted"];
     assert_eq!(whats, wanted, "{told}");
@@ -236,7 +355,7 @@ fn two_ranks_are_measured_without_a_gpu_on_every_path() {
         let output = finish(bench(&line).spawn().unwrap());
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{path}: {told}");
-        let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = rows(&output.stdout);
         let count = |what: &str| rows.iter().filter(|row| row["what"] == what).count();
         let counts = ["one way", "puts", "puts with counts", "forwarded", "step + sent"].map(count);
         assert_eq!(counts, [2, 2, 2, 2, 1], "{path}: {told}");
@@ -298,6 +417,18 @@ fn a_setting_without_effect_is_one_line() {
 }
 
 #[test]
+fn a_misspelt_setting_is_one_line_with_the_likely_name() {
+    let mut command = bench("--seconds 0.01 --sizes 4K --iovs 1 --paths local-ring --json -");
+    let output = finish(command.env("PEERWAY_TRANSPROT", "tcp").spawn().unwrap());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    let about: Vec<&str> = said.lines().filter(|line| line.contains("TRANSPROT")).collect();
+    let wanted =
+        "peerway: warning: PEERWAY_TRANSPROT is not a setting; did you mean PEERWAY_TRANSPORT?";
+    assert_eq!(about, [wanted], "{said}");
+}
+
+#[test]
 fn a_killed_first_process_leaves_no_second_one() {
     let mut child = bench("--seconds 600 --sizes 4K --paths local-ring").spawn().unwrap();
     let second = working_second(child.id());
@@ -328,7 +459,7 @@ fn two_sides_meet_over_tcp() {
     server.wait().unwrap();
     let table = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{table}");
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows(&output.stdout);
     // Between two processes of one host, `auto` selects a mapping. The second path is tcp.
     let paths: Vec<&str> = rows.iter().map(|row| row["path"].as_str().unwrap()).collect();
     assert_eq!(paths, ["local-map", "local-map", "tcp", "tcp"], "{table}");

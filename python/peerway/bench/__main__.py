@@ -21,7 +21,7 @@ def main() -> int:
     parser = arguments.parser()
     args = parser.parse_args()
     try:
-        rows = plan.make(arguments.ops(args.op), args.sizes, args.iovs)
+        rows = plan.make(arguments.ops(args.op), args.sizes, args.iovs, args.full)
     except ValueError as error:
         parser.error(str(error))
     with ExitStack() as stack:

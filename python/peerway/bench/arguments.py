@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from peerway.bench import plan, sizes
@@ -13,13 +13,15 @@ T = TypeVar("T")
 
 _EXAMPLES = """\
 examples:
-  python -m peerway.bench                                  all paths that work on this machine
-  python -m peerway.bench --paths tcp --sizes 256,1M       one path, two sizes
-  python -m peerway.bench --sizes 4K --iovs 100000         a block list, scattered on both sides
-  python -m peerway.bench --compare target/release/peerway next to the rows of the Rust program
+  python -m peerway.bench                               a first look at all paths
+  python -m peerway.bench --full                        every size
+  python -m peerway.bench --paths tcp --sizes 256,1M    one path, two sizes
+  python -m peerway.bench --sizes 4K --iovs 100000      a block list, scattered
+  python -m peerway.bench --compare target/release/peerway
+                                                        beside the Rust program
 
-Each row is measured in alternation with its limit, and its bytes are compared at the end. The text
-under the table defines the columns.
+Each row is measured in alternation with its baseline, and its bytes are
+compared at the end. The text under the table defines the columns.
 """
 
 
@@ -57,6 +59,8 @@ def rust_flags(args: argparse.Namespace) -> list[str]:
         flags += ["--sizes", ",".join(str(size) for size in args.sizes)]
     if args.iovs:
         flags += ["--iovs", ",".join(str(iovs) for iovs in args.iovs)]
+    if args.full:
+        flags.append("--full")
     return flags
 
 
@@ -97,7 +101,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _shown(chosen: Sequence[int]) -> str:
+    return ",".join(sizes.show(size) for size in chosen)
+
+
 _FLAGS: dict[str, dict[str, Any]] = {
+    "--full": {"action": "store_true", "help": "measure every size, scattered pieces and a block list"},
     "--paths": {
         "type": _list(_path),
         "metavar": "PATH,...",
@@ -108,19 +117,19 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": _list(sizes.parse),
         "metavar": "SIZE,...",
         "default": [],
-        "help": f"sizes of one piece, such as 4K [{','.join(sizes.show(size) for size in plan.SIZES)}]",
+        "help": f"sizes of one piece, such as 4K [{_shown(plan.FEW_SIZES)}; with --full {_shown(plan.SIZES)}]",
     },
     "--iovs": {
         "type": _list(_pieces),
         "metavar": "N,...",
         "default": [],
-        "help": "pieces of a transfer [1,128, and 100000 of 4K]; more than 1024 are sent as a block list",
+        "help": "pieces of a transfer [1; with --full 1,128, and 100000 of 4K]; more than 1024 go as a block list",
     },
     "--op": {"choices": ["write", "read", "both"], "default": "both", "help": "operations to measure [both]"},
     "--seconds": {
         "type": _seconds,
-        "default": 0.6,
-        "help": "seconds for each row [0.6]: 40 %% for the call, 30 %% for the prepared transfer, 30 %% for the limit",
+        "default": 0.5,
+        "help": "seconds for each row [0.5]: 40 %% for the call, 30 %% for it prepared, 30 %% for the baseline",
     },
     "--json": {
         "metavar": "FILE",

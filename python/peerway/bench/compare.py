@@ -42,7 +42,7 @@ def rows(program: str, flags: Sequence[str]) -> dict[Key, dict[str, Any]]:
             last = (ran.stderr.strip().splitlines() or ["it printed no error"])[-1]
             raise NoRows(f"{program} bench failed (exit code {ran.returncode}): {last}")
         try:
-            found = json.loads(file.read_text())
+            found = json.loads(file.read_text())["rows"]
             return {(row["path"], row["op"], row["size"], row["iovs"]): row for row in found}
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise NoRows(f"{program} bench wrote no valid JSON rows") from error

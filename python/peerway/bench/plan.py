@@ -9,8 +9,10 @@ import numpy
 
 from peerway.bench import sizes
 
-#: The same as in the Rust program.
+#: The same as in the Rust program: the sizes of a quick run and of a full one.
+FEW_SIZES = [256, 4 << 10, 64 << 10, 1 << 20, 100 << 20]
 SIZES = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 10 << 20, 16 << 20, 100 << 20]
+FEW_IOVS = [1]
 IOVS = [1, 128]
 PATHS = ["local-map", "local-cma", "local-ring", "tcp"]
 #: The block list of a paged KV cache: 100,000 blocks of 4 KiB.
@@ -64,12 +66,14 @@ class Plan:
         return max(row.total for row in self.rows)
 
 
-def make(ops: Sequence[str], chosen_sizes: Sequence[int], chosen_iovs: Sequence[int]) -> Plan:
+def make(ops: Sequence[str], chosen_sizes: Sequence[int], chosen_iovs: Sequence[int], full: bool = False) -> Plan:
     """The rows that the flags select. The defaults are those of the Rust program."""
     rows: list[Row] = []
     left_out: list[str] = []
-    shapes = [(size, iovs) for iovs in chosen_iovs or IOVS for size in chosen_sizes or SIZES]
-    if not chosen_sizes and not chosen_iovs:
+    all_sizes = chosen_sizes or (SIZES if full else FEW_SIZES)
+    all_iovs = chosen_iovs or (IOVS if full else FEW_IOVS)
+    shapes = [(size, iovs) for iovs in all_iovs for size in all_sizes]
+    if full and not chosen_sizes and not chosen_iovs:
         shapes.append(BLOCK_LIST)
     for op in ops:
         for size, iovs in shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +12,10 @@ from peerway.bench import sizes
 from peerway.bench.awaited import Awaited
 from peerway.bench.calls import Calls
 from peerway.bench.compare import Key
-from peerway.bench.session import Line, Posting
+from peerway.bench.session import Baseline, Line, Posting
+
+#: The columns of a window.
+WIDTH = 80
 
 
 @dataclass
@@ -58,59 +62,75 @@ class Report:
         if self.awaited:
             parts += ["", *self._awaited()]
         if self.notes:
-            parts += ["", *self.notes]
+            parts += ["", *(line for note in self.notes for line in _wrap(note))]
         return "\n".join(parts) + "\n"
 
     def _head(self) -> str:
-        return (
-            f"peerway {__version__} bench from Python: one transfer outstanding, "
-            f"{self.seconds:g} s a row, in alternation with its limit\n"
-            "GB/s = bytes / p50 time of the call; GB = 10^9 bytes, K = 1024\n"
+        text = (
+            f"peerway {__version__} bench from Python: one transfer outstanding, {self.seconds:g} s a row, "
+            "in alternation with its baseline; GB/s = bytes / p50 time of the call; GB = 10^9 bytes, K = 1024"
         )
+        return "\n".join([*_wrap(text), ""])
 
     def _rust(self, line: Line) -> dict[str, Any] | None:
         return (self.rust or {}).get((line.path, line.op, line.size, line.iovs))
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
-        header = ["path", "op", "size", "iovs", "GB/s", "p50 µs", "p99 µs", "prepared µs"]
-        header += ["limit GB/s", "% of limit"]
+        header = ["path", "op", "size", "GB/s", "p50 µs", "p99 µs", "prep µs"]
+        header += ["ratio (low-high)"]
         if self.rust is not None:
-            header += ["Rust GB/s", "Rust p50 µs"]
+            header += ["Rust µs"]
         rows: list[list[str]] = []
         group: tuple[str, str] | None = None
         for line in self.lines:
             if group not in (None, (line.path, line.op)):
                 rows.append([""] * len(header))
             group = line.path, line.op
-            cells = [line.path, line.op, sizes.show(line.size), str(line.iovs)]
+            shape = sizes.show(line.size) if line.iovs == 1 else f"{line.iovs}x{sizes.show(line.size)}"
+            cells = [line.path, line.op, shape]
             cells += [figure(value) for value in (line.gbps, line.p50_us, line.p99_us, line.prepared_p50_us)]
-            limit = line.limit_gbps
-            cells += ["-", "-"] if limit is None else [figure(limit), f"{100 * line.gbps / limit:.0f}"]
+            cells.append("-" if line.baseline is None else _ratio(line.baseline))
             if self.rust is not None:
                 rust = self._rust(line)
-                cells += [figure(rust["gbps"]), figure(rust["p50_us"])] if rust else ["-", "-"]
+                cells.append(figure(rust["p50_us"]) if rust else "-")
             rows.append(cells)
         return header, rows
 
     def _legend(self) -> list[str]:
         lines = [
-            "call:      peer.write(local, remote) or peer.read, of two slices or two lists of slices; for more than",
-            "           1024 pieces, of two block lists",
-            "prepared:  median of prepared.run() of the same transfer",
-            "limit:     numpy.copyto of the same number of bytes by one thread inside this process, in alternation",
-            "           with the row; for small sizes it is the cost of the NumPy call; none for tcp",
-            "memory:    local: a NumPy array; remote: peerway.empty for local-map, a NumPy array for other paths",
-            f"verified:  the bytes of every row; times exclude the cost of reading the clock ({self.clock_cost} ns)",
+            *_explain(
+                "call",
+                "peer.write(local, remote) or peer.read, of two slices or two lists of slices; for more "
+                "than 1024 pieces, of two block lists",
+            ),
+            *_explain("prep", "median of prepared.run() of the same transfer"),
+            *_explain(
+                "ratio",
+                "GB/s of the row divided by those of numpy.copyto of as many bytes by one thread inside "
+                "this process: the median of five rounds, the lowest and the highest; for small sizes "
+                "numpy.copyto takes as long as a NumPy call; none for tcp",
+            ),
+            *_explain(
+                "memory", "local: a NumPy array; remote: peerway.empty for local-map, a NumPy array for other paths"
+            ),
+            *_explain(
+                "verified",
+                f"the bytes of every row; times exclude the cost of reading the clock ({self.clock_cost} ns)",
+            ),
         ]
         if self.rust is not None:
-            lines.append("Rust:      peerway bench with the same flags, run afterwards; its transfers are prepared")
+            lines += _explain(
+                "Rust", "median time of peerway bench with the same flags, run afterwards; its transfers are prepared"
+            )
         return lines
 
     def _call(self, calls: Calls) -> list[str]:
         return [
-            f"a write of {calls.size} bytes inside this process: {calls.write_ns:.0f} ns a call, "
-            f"prepared {calls.prepared_ns:.0f} ns; an empty Python call {calls.empty_ns:.0f} ns",
-            f"a write costs {calls.overhead_ns:.0f} ns more than an empty call, including the copy",
+            *_wrap(
+                f"a write of {calls.size} bytes inside this process: {calls.write_ns:.0f} ns a call, "
+                f"prepared {calls.prepared_ns:.0f} ns; an empty Python call {calls.empty_ns:.0f} ns"
+            ),
+            *_wrap(f"a write costs {calls.overhead_ns:.0f} ns more than an empty call, including the copy"),
         ]
 
     def _postings(self) -> list[str]:
@@ -119,8 +139,10 @@ class Report:
         rows = [[p.path, *(figure(value) for value in (p.blocks_us, p.prepare_us, p.post_us))] for p in self.postings]
         return [
             *_table(header, rows, words=1),
-            f"medians for {first.iovs} x {sizes.show(first.size)}: making block lists of two NumPy index arrays, "
-            "checking them, and the time inside the posting call",
+            *_wrap(
+                f"medians for {first.iovs} x {sizes.show(first.size)}: making block lists of two NumPy index arrays, "
+                "checking them, and the time inside the posting call"
+            ),
         ]
 
     def _awaited(self) -> list[str]:
@@ -129,9 +151,30 @@ class Report:
         rows = [[c.path, figure(c.total_ms), str(c.threads_before), str(c.threads_during)] for c in self.awaited]
         return [
             *_table(header, rows, words=1),
-            f"{first.transfers} writes of {sizes.show(first.size)}, all awaited at once on one event loop: "
-            "the total time, and the threads of this process",
+            *_wrap(
+                f"{first.transfers} writes of {sizes.show(first.size)}, all awaited at once on one event loop: "
+                "the total time, and the threads of this process"
+            ),
         ]
+
+
+def _ratio(baseline: Baseline) -> str:
+    """The ratio with its spread. A ratio below 0.01 has no digits to show a spread in."""
+    if baseline.high < 0.01:
+        return "<0.01"
+    ratio, low, high = (f"{value:.2f}"[:4].rstrip(".") for value in (baseline.ratio, baseline.low, baseline.high))
+    return f"{ratio} ({low}-{high})"
+
+
+def _wrap(text: str) -> list[str]:
+    # A path or a size is not broken at its hyphen.
+    return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
+
+
+def _explain(term: str, text: str) -> list[str]:
+    indent = " " * 10
+    head = f"{term + ':':<10}"
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def figure(value: float) -> str:
@@ -149,6 +192,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
     def line(row: Sequence[str]) -> str:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         cells[:words] = [cell.ljust(width) for cell, width in zip(row[:words], widths, strict=False)]
-        return f" {'  '.join(cells)}".rstrip()
+        return " ".join(cells).rstrip()
 
     return [line(row) for row in [header, *rows]]

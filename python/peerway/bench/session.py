@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -17,14 +18,27 @@ from peerway.bench.timing import ROUNDS, Times
 
 T = TypeVar("T")
 
-#: Shares of a row's time: the call, the same transfer prepared, and the limit.
-CALLS, PREPARED, LIMIT = 0.4, 0.3, 0.3
+#: Shares of a row's time: the call, the same transfer prepared, and the baseline.
+CALLS, PREPARED, BASELINE = 0.4, 0.3, 0.3
 #: Number of posts to time: enough for a median, although each moves hundreds of megabytes.
 POSTS = 9
 
 
 class Mismatch(Exception):
     """The received bytes differ from the sent bytes, or the transfer took another path."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the row is compared with, and the ratio to it. The Rust program has the same fields."""
+
+    name: str
+    gbps: float
+    #: The row's GB/s divided by those of the baseline: the median of the rounds.
+    ratio: float
+    #: The lowest and the highest ratio of a round.
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -39,8 +53,8 @@ class Line:
     p99_us: float
     gbps: float
     prepared_p50_us: float
-    #: None for a path without a limit.
-    limit_gbps: float | None
+    #: None for a path without a baseline.
+    baseline: Baseline | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ class Session:
         self._other.ask(second.close_path)
 
     def measure(self, row: Row, scratch: numpy.ndarray, seconds: float) -> Line:
-        """Measures one row in alternation with its limit, and compares the bytes."""
+        """Measures one row in alternation with its baseline, and compares the bytes."""
         local, remote = self._pieces(row)
         self._check_path(row, local, remote)
         writes = row.op == "write"
@@ -101,14 +115,20 @@ class Session:
             (runs, PREPARED, prepared.run, ()),
         ]
         if self.name != "tcp":
-            turns.append((copies, LIMIT, numpy.copyto, (target, source)))
+            turns.append((copies, BASELINE, numpy.copyto, (target, source)))
+        ratios: list[float] = []
 
         def rounds() -> None:
             for _ in range(ROUNDS):
-                for times, part, once, args in turns:
-                    times.run(seconds * part / ROUNDS, once, *args)
+                medians = [times.run(seconds * part / ROUNDS, once, *args) for times, part, once, args in turns]
+                # Of the call and, last, of the baseline. A shorter time is a higher rate.
+                ratios.append(medians[-1] / medians[0])
 
         self._verified(row, rounds)
+        baseline = None
+        if self.name != "tcp":
+            gbps = row.total / copies.p50_us / 1e3
+            baseline = Baseline("numpy.copyto", gbps, median(ratios), min(ratios), max(ratios))
         return Line(
             path=self.name,
             op=row.op,
@@ -118,7 +138,7 @@ class Session:
             p99_us=calls.p99_us,
             gbps=row.total / calls.p50_us / 1e3,
             prepared_p50_us=runs.p50_us,
-            limit_gbps=row.total / copies.p50_us / 1e3 if self.name != "tcp" else None,
+            baseline=baseline,
         )
 
     def posting(self) -> Posting | None:

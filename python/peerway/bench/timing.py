@@ -39,8 +39,12 @@ class Times:
     def p99_us(self) -> float:
         return self.quantile_us(0.99)
 
-    def run(self, seconds: float, call: Callable[..., object], *args: object) -> None:
-        """Calls for about ``seconds``, at least twice, and records all times after the warm-up."""
+    def run(self, seconds: float, call: Callable[..., object], *args: object) -> float:
+        """Calls for about ``seconds``, at least twice, and records all times after the warm-up.
+
+        Returns the median of these times, in microseconds.
+        """
+        first = len(self._times)
         start = perf_counter_ns()
         warm, end = start + int(seconds * WARM_UP * 1e9), start + int(seconds * 1e9)
         record = self._times.append
@@ -53,7 +57,7 @@ class Times:
             after = perf_counter_ns()
             record(after - before)
             if after >= end:
-                return
+                return max(median(self._times[first:]) - self._clock_cost, 1.0) / 1e3
 
 
 def clock_cost() -> int:

@@ -28,8 +28,9 @@ const MAX_LINE: u64 = 64 << 10;
 pub(crate) enum Request {
     /// The first request. Both sides must have the same version.
     Hello { version: String },
-    /// Open a new endpoint that accepts only this path. The reply has its metadata.
-    Open { pin: String, device: Option<String> },
+    /// Open a new endpoint that accepts only this path, with its threads on these CPUs if they are
+    /// given. The reply has its metadata.
+    Open { pin: String, device: Option<String>, cpus: Option<String> },
     /// Choose the RDMA device for perftest. The reply has its name.
     Device { named: Option<String> },
     /// Start a perftest server on that device. The reply has its address.
@@ -49,7 +50,7 @@ pub(crate) enum Request {
     Place,
     /// Return the CPU seconds of the process so far.
     Cpu,
-    /// Open a plain socket as the other end of a row's limit. The reply has its address.
+    /// Open a plain socket as the other end of a row's baseline. The reply has its address.
     Raw { op: Op, len: u64 },
     /// Start an application thread that answers each arrival with a write back.
     Pong { metadata: Vec<u8>, descriptor: Vec<u8>, size: u64, seen: Seen },

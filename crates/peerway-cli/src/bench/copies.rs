@@ -1,8 +1,8 @@
-//! The limit of local paths: the fastest plain copy of the same pieces on this machine.
+//! The baseline of local paths: the fastest plain copy of the same pieces on this machine.
 //!
 //! The copies use plain and non-temporal stores, with one thread and with two, from the client's
-//! buffer to another buffer of this process. They notify no peer, so no path can reach this limit
-//! at small sizes.
+//! buffer to another buffer of this process. They notify no peer, so no path can reach this
+//! baseline at small sizes.
 //!
 //! The second thread lives as long as the run. It spins during a round of copies, and sleeps while
 //! transfers are timed, because they need its core.
@@ -17,7 +17,7 @@ use peerway::copy::{CopyKind, copy, store_fence};
 
 use super::clock::Stopwatch;
 use super::layout::{Layout, Side};
-use super::measure::{Limit, Times, timed};
+use super::measure::{Baseline, Times, timed};
 
 /// Copies shorter than this are timed several at once, because the clock is not fine enough.
 const TIMED_BYTES: u64 = 64 << 10;
@@ -99,7 +99,7 @@ struct Variant {
     times: Times,
 }
 
-/// The limit of one row.
+/// The baseline of one row.
 pub(crate) struct Copies<'a> {
     mate: Option<&'a Mate>,
     pieces: Arc<Pieces>,
@@ -149,15 +149,17 @@ impl<'a> Copies<'a> {
     }
 }
 
-impl Limit for Copies<'_> {
-    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()> {
-        let Self { mate, pieces, repeat, variants, .. } = self;
+impl Baseline for Copies<'_> {
+    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<f64> {
+        let Self { mate, pieces, repeat, variants, total } = self;
         let budget = budget / variants.len() as u32;
         let awake = mate.map(|mate| mate.wake());
+        let mut best = f64::INFINITY;
         for variant in variants.iter_mut() {
             let kind = variant.kind;
             let two = awake.as_ref().zip(variant.shared.as_ref());
-            timed(budget, watch, *repeat, &mut variant.times, || {
+            let mut round = Times::new();
+            timed(budget, watch, *repeat, &mut round, || {
                 for _ in 0..*repeat {
                     match two {
                         Some((mate, work)) => mate.share(work),
@@ -166,14 +168,16 @@ impl Limit for Copies<'_> {
                 }
                 Ok(())
             })?;
+            variant.times.add(&round);
+            best = best.min(round.p50());
         }
         drop(awake);
         // Keep the best variant with one thread and the best with two. Which of them wins depends
         // on the current load of the machine.
-        let best =
+        let fastest =
             [false, true].map(|two| fastest(variants.iter().filter(|v| v.shared.is_some() == two)));
-        variants.retain(|v| best[usize::from(v.shared.is_some())] >= v.times.p50() * HOPELESS);
-        Ok(())
+        variants.retain(|v| fastest[usize::from(v.shared.is_some())] >= v.times.p50() * HOPELESS);
+        Ok(*total as f64 / best)
     }
 
     fn gbps(&self) -> f64 {

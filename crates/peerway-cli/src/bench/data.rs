@@ -4,7 +4,7 @@
 //! turns within each row, so that a busy machine slows all of them. Beside them stands `openssl`:
 //! one process sends to another over TLS 1.3 with the same cipher.
 
-use std::fs::File;
+use std::fmt;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
 use peerway::{Access, Batch, DataProtection, Endpoint, Peer, Pin, Region, RemoteRegion};
 use serde::Serialize;
 
+use super::outputs::Outputs;
+use super::report::{figure, table, write_table};
 use super::seconds;
 use super::size::show;
-use crate::output;
+use super::text::paragraph;
 
 const MODES: [DataProtection; 3] =
     [DataProtection::Off, DataProtection::Integrity, DataProtection::Encrypt];
@@ -37,7 +38,8 @@ pub(crate) struct DataArgs {
     /// Seconds per row, of all modes together.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "3")]
     seconds: f64,
-    /// Write the rows to FILE as JSON.
+    /// Write the rows to FILE as JSON. With `-`, the JSON goes to standard output and the table to
+    /// standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -63,8 +65,15 @@ impl Row {
     }
 }
 
+/// The rows, and the rate of openssl or the reason why there is none.
+struct Report {
+    rows: Vec<Row>,
+    openssl: anyhow::Result<f64>,
+}
+
 /// Runs the benchmark.
 pub(crate) fn run(args: &DataArgs) -> anyhow::Result<()> {
+    let outputs = Outputs::open(args.json.as_deref(), None)?;
     let mut rows = vec![connects()?];
     let pairs = MODES.iter().map(|mode| Pair::new(*mode)).collect::<anyhow::Result<Vec<_>>>()?;
     for size in SIZES {
@@ -73,24 +82,54 @@ pub(crate) fn run(args: &DataArgs) -> anyhow::Result<()> {
         }
     }
     drop(pairs);
-    output::print_line(table(&rows))?;
-    output::print_line(match openssl() {
-        Ok(rate) => format!(
-            "openssl: {rate:.2} GB/s ({} from s_client to s_server, TLS_AES_128_GCM_SHA256)",
-            show(OPENSSL_BYTES)
-        ),
-        Err(why) => format!("openssl: not measured: {why:#}"),
-    })?;
-    output::print_line(
-        "two endpoints of one process over the loopback, the modes in turns; p50, and the best turn \
-         in brackets; the bytes of every row are compared",
-    )?;
-    if let Some(path) = &args.json {
-        let file =
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        serde_json::to_writer_pretty(file, &rows)?;
+    let report = Report { rows, openssl: openssl() };
+    outputs.rows(&report.to_string(), &report.rows)
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = ["row", "mode", "p50 µs", "best µs", "GB/s", "off / mode (best)"];
+        let mut table = table(&head);
+        for row in &self.rows {
+            for (at, mode) in MODES.iter().enumerate() {
+                let name = match row.size {
+                    _ if at > 0 => String::new(),
+                    0 => row.what.to_owned(),
+                    size => format!("{} {}", row.what, show(size)),
+                };
+                let of = |times: &[f64]| times[0] / times[at];
+                table.add_row([
+                    name,
+                    mode.to_string(),
+                    format!("{:.1}", row.micros[at]),
+                    format!("{:.1}", row.best_micros[at]),
+                    match row.size {
+                        0..1024 => "-".to_owned(),
+                        size => figure(size as f64 / row.micros[at] / 1e3),
+                    },
+                    match at {
+                        0 => String::new(),
+                        _ => format!("{:.2} ({:.2})", of(&row.micros), of(&row.best_micros)),
+                    },
+                ]);
+            }
+        }
+        write_table(f, &mut table, 2)?;
+        writeln!(f)?;
+        let openssl = match &self.openssl {
+            Ok(rate) => format!(
+                "openssl: {rate:.2} GB/s ({} from s_client to s_server, TLS_AES_128_GCM_SHA256)",
+                show(OPENSSL_BYTES)
+            ),
+            Err(why) => format!("openssl: not measured: {why:#}"),
+        };
+        paragraph(f, &openssl)?;
+        paragraph(
+            f,
+            "two endpoints of one process over the loopback, the modes in turns; best: the best \
+             turn; the bytes of every row are compared",
+        )
     }
-    Ok(())
 }
 
 fn endpoint(mode: DataProtection) -> anyhow::Result<Endpoint> {
@@ -191,44 +230,6 @@ fn connects() -> anyhow::Result<Row> {
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(0.0)
-}
-
-fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
-        "row",
-        "off µs",
-        "integrity µs",
-        "of off (best)",
-        "encrypt µs",
-        "of off (best)",
-        "off GB/s",
-        "integrity",
-        "encrypt",
-    ]);
-    for row in rows {
-        let name = match row.size {
-            0 => row.what.to_owned(),
-            size => format!("{} {}", row.what, show(size)),
-        };
-        let time = |at: usize| format!("{:.1}", row.micros[at]);
-        let share = |at: usize| {
-            let of = |times: &[f64]| 100.0 * times[0] / times[at];
-            format!("{:.0} % ({:.0} %)", of(&row.micros), of(&row.best_micros))
-        };
-        let rate = |at: usize| match row.size {
-            0..1024 => "-".to_owned(),
-            size => format!("{:.2}", size as f64 / row.micros[at] / 1e3),
-        };
-        let cells =
-            [name, time(0), time(1), share(1), time(2), share(2), rate(0), rate(1), rate(2)];
-        table.add_row(cells);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 /// Ends a process that may still run.

@@ -1,8 +1,9 @@
-//! The limit of copies by a GPU: the driver's copy of the same number of bytes inside one process.
+//! The baseline of copies by a GPU: the driver's copy of the same number of bytes inside one
+//! process.
 //!
-//! The limit is one `cuMemcpyAsync` and a wait, between two buffers of the same memory as the two
-//! sides have. For host memory, pinned or not, the buffer is pinned, which is the best case for a
-//! GPU. Several pieces are compared with one copy of their total.
+//! The baseline is one `cuMemcpyAsync` and a wait, between two buffers of the same memory as the
+//! two sides have. For host memory, pinned or not, the buffer is pinned, which is the best case for
+//! a GPU. Several pieces are compared with one copy of their total.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use peerway_sys::cuda::{Cuda, Gpu, Stream};
 
 use super::Op;
 use super::clock::Stopwatch;
-use super::measure::{Limit, Times, timed};
+use super::measure::{Baseline, Times, timed};
 use super::memory::{Place, once};
 
 /// Two buffers, one per side, and a GPU that copies between them.
@@ -61,8 +62,8 @@ impl Driver {
         Ok(Self { gpu, stream, buffers, len })
     }
 
-    /// The limit of a row. A read copies into this side's buffer, any other operation out of it.
-    pub(crate) fn limit(&self, op: Op, total: u64) -> Copying<'_> {
+    /// The baseline of a row. A read copies into this side's buffer, any other operation out of it.
+    pub(crate) fn baseline(&self, op: Op, total: u64) -> Copying<'_> {
         Copying { driver: self, op, total, times: Times::new() }
     }
 
@@ -86,7 +87,7 @@ impl Drop for Driver {
     }
 }
 
-/// The limit of one row.
+/// The baseline of one row.
 pub(crate) struct Copying<'a> {
     driver: &'a Driver,
     op: Op,
@@ -94,10 +95,13 @@ pub(crate) struct Copying<'a> {
     times: Times,
 }
 
-impl Limit for Copying<'_> {
-    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()> {
+impl Baseline for Copying<'_> {
+    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<f64> {
         let Self { driver, op, total, times } = self;
-        timed(budget, watch, 1, times, || driver.copy(*op, *total)).map(drop)
+        let mut round = Times::new();
+        timed(budget, watch, 1, &mut round, || driver.copy(*op, *total))?;
+        times.add(&round);
+        Ok(*total as f64 / round.p50())
     }
 
     fn gbps(&self) -> f64 {

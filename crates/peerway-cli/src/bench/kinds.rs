@@ -46,9 +46,9 @@ pub(crate) fn measure(tools: &mut Tools<'_>, gpus: [u32; 2]) -> anyhow::Result<V
             rows.extend(in_turns(tools, What::Copy, size, once)?);
         }
     }
-    let open = Request::Open { pin: Pin::Auto.to_string(), device: None };
+    let open = Request::Open { pin: Pin::Auto.to_string(), device: None, cpus: None };
     let metadata = tools.control.bytes(&open)?;
-    let endpoint = serve::endpoint(Pin::Auto, tools.ip, None)?;
+    let endpoint = serve::endpoint(Pin::Auto, tools.ip, None, None)?;
     let peer = endpoint.connect(&metadata)?;
     let mut pairs = Vec::new();
     for [here, there] in places {

@@ -141,8 +141,8 @@ impl Place {
     }
 }
 
-/// A run has up to three buffers of one size in this process, including the limit's, and two in the
-/// other process.
+/// A run has up to three buffers of one size in this process, including the baseline's, and two in
+/// the other process.
 const SHARE: u64 = 5;
 
 /// Allocates private memory and writes every page once.

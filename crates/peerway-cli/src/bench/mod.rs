@@ -5,31 +5,36 @@
 //! process (`second`) and sends requests over its standard input. With two machines the serving
 //! process is `bench serve`, and the requests go over a TCP connection (`control`, `serve`).
 //!
-//! `session` opens a path. `measure` times its rows in turns with their limit:
+//! `session` opens a path. `measure` times its rows in turns with their `baseline`:
 //!
-//! - `copies` for local paths, `raw` for TCP;
+//! - `copies` for local paths, `raw` for TCP, with the CPUs of `placement`;
 //! - `perftest` for RDMA devices;
 //! - `device` and `same` for GPU memory;
 //! - `kernel` for the additional bound of CMA.
 //!
-//! `report` prints the result and `plot` draws it. `kinds` compares the kinds of GPU memory.
+//! `run` prints each row as it is done, by `report`. `interrupt` ends a run early. `outputs` writes
+//! the JSON (`document`) and the picture (`plot`). `kinds` compares the kinds of GPU memory.
 //! `peer_copy` compares the copiers inside a GPU. `data` compares the protections of TCP.
 
+mod baseline;
 mod clock;
 mod control;
 mod copies;
 mod data;
 mod device;
+mod document;
 pub(crate) mod driven;
+pub(crate) mod interrupt;
 mod kernel;
 mod kinds;
 mod layout;
-mod limit;
 mod measure;
 mod memory;
+mod outputs;
 mod pattern;
 mod peer_copy;
 mod perftest;
+mod placement;
 mod plan;
 mod plot;
 mod pong;
@@ -42,9 +47,10 @@ mod serve;
 mod session;
 mod size;
 mod stream;
+pub(crate) mod text;
 mod watchdog;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use peerway::Pin;
@@ -60,33 +66,39 @@ use crate::log;
     args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
-  peerway bench                                     measure everything that works on this machine
-  peerway bench --paths tcp --sizes 256,1M,100M     one path, three sizes
-  peerway bench --sizes 4K --iovs 100000            a block list, scattered on both sides
-  peerway bench --mode pingpong --sizes 256         latency: half a round trip
-  peerway bench --paths verbs --perftest --rdma-dev mlx5_0,mlx5_1   compare with ib_write_bw
-  peerway bench --memory gpu                        GPU memory on both sides
-  peerway bench --memory pinned,gpu --op read       read GPU memory into pinned host memory
-  peerway bench --memory-kinds                      cost of shareable GPU memory
-  peerway bench peer-copy --sizes 4K                compare the copiers inside a GPU
-  peerway bench serve                               on one machine ...
-  peerway bench connect 192.0.2.7:7400 --op read    ... and on the other
+  peerway bench                                 half a minute: a first look
+  peerway bench --full                          five minutes: every size
+  peerway bench --paths tcp --sizes 256,1M      one path, two sizes
+  peerway bench --sizes 4K --iovs 100000        a block list, scattered
+  peerway bench --mode pingpong --sizes 256     latency: half a round trip
+  peerway bench --json rows.json --plot x.svg   rows for a program, a picture
+  peerway bench --paths verbs --perftest        compare with ib_write_bw
+  peerway bench --memory gpu                    GPU memory on both sides
+  peerway bench --memory pinned,gpu --op read   GPU into pinned host memory
+  peerway bench --memory-kinds                  cost of shareable GPU memory
+  peerway bench peer-copy --sizes 4K            copiers inside a GPU
+  peerway bench serve                           on one machine ...
+  peerway bench connect 192.0.2.7 --op read     ... and on the other
 
-The benchmark times every row in turns with its limit: the best that this machine reaches without an
-engine. It compares the bytes at the end of the row. The definitions stand below the table.
+Every row is timed in turns with its baseline: what this machine reaches
+without an engine. The ratio to it has its lowest and highest value beside it.
+The bytes are compared at the end of the row. The baselines are defined below
+the table.
 
-Large rows of local-cma are also timed in turns with the bound of that path: process_vm_readv by one
-and by two threads. The JSON field kernel_gbps has this bound, and is null in other rows.
+Large rows of local-cma are also timed in turns with the bound of that path:
+process_vm_readv by one and by two threads (`kernel` in the JSON).
 
-With GPU memory, the limit of gpu-ipc is one copy of the same bytes by the CUDA driver inside one
-process. On other paths, the limit is the same path with host memory.
+With GPU memory, the baseline of gpu-ipc is one copy of the same bytes by the
+CUDA driver inside one process. On other paths it is the same path with host
+memory.
 
-Rows of RDMA devices have a limit only with --perftest. The benchmark then alternates between its own
-transfers and perftest, at least seven times, on the same two devices and with the same number of
-requests in flight. It compares the medians.
+Rows of RDMA devices have a baseline only with --perftest: at least seven turns
+of Peerway and of perftest, on the same two devices and with the same number of
+requests in flight.
 
-A run that fails ends with one line that says why. PEERWAY_LOG_LEVEL=warn also shows the warnings of
-the engine in both processes."
+Ctrl-C ends a run early: the rows that are done are kept, with `complete` false
+in the JSON. A run that fails ends with one line that says why.
+PEERWAY_LOG_LEVEL=warn also shows the engine's warnings, of both processes."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -129,31 +141,35 @@ pub(crate) enum Role {
 /// What is measured.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Measure {
-    /// Write the rows to FILE as JSON. With `-`, the JSON goes to standard output and the table to
-    /// standard error.
+    /// Measure every size, scattered pieces and a block list, and for each path the time to connect
+    /// and to post, and the CPU time at rest.
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Write the rows to FILE as JSON, with host, versions, date and settings. With `-`, the JSON
+    /// goes to standard output and the table to standard error.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Draw the rows into FILE as SVG.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = svg_file)]
     pub(crate) plot: Option<PathBuf>,
     /// Paths to measure [default: local-map,local-cma,local-ring,tcp, and verbs if there are RDMA
     /// devices; with GPU memory auto,local-ring,tcp; to another machine auto,tcp].
     #[arg(long, value_delimiter = ',', value_name = "PATH,...", value_parser = pin)]
     pub(crate) paths: Vec<Pin>,
-    /// Sizes of a piece, such as 4K [default: 256,1K,4K,16K,64K,256K,1M,10M,16M,100M; with GPU
-    /// memory 256,4K,64K,1M,16M,64M,256M].
+    /// Sizes of a piece, such as 4K [default: 256,4K,64K,1M,100M; with --full
+    /// 256,1K,4K,16K,64K,256K,1M,10M,16M,100M, or for GPU memory 256,4K,64K,1M,16M,64M,256M].
     #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = size::parse)]
     pub(crate) sizes: Vec<u64>,
-    /// Pieces per transfer [default: 1,128, and 100000 of 4K]. More than 1024 pieces are sent as a
-    /// block list.
+    /// Pieces per transfer [default: 1; with --full 1,128, and 100000 of 4K]. More than 1024 pieces
+    /// are sent as a block list.
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = pieces)]
     pub(crate) iovs: Vec<u32>,
     /// Operations to measure.
     #[arg(long, value_enum, default_value_t = Ops::Both)]
     pub(crate) op: Ops,
-    /// Seconds per row: three fifths for the transfers, two fifths for the limit. The bound of
+    /// Seconds per row: three fifths for the transfers, two fifths for the baseline. The bound of
     /// local-cma takes another two fifths.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.6")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.5")]
     pub(crate) seconds: f64,
     /// Memory of this process and, after a comma, of the other process if it differs. One of host;
     /// gpu (the best kind that works); gpu-fd (shared as a file descriptor); gpu-plain
@@ -165,7 +181,7 @@ pub(crate) struct Measure {
     pub(crate) gpu: [u32; 2],
     /// Compare the kinds of GPU memory instead (gpu-fd and gpu-plain): allocation, copies inside
     /// one process, transfers to the other process.
-    #[arg(long, conflicts_with_all = ["plot", "paths", "sizes", "iovs", "op", "memory", "mode"])]
+    #[arg(long, conflicts_with_all = ["full", "plot", "paths", "sizes", "iovs", "op", "memory", "mode"])]
     pub(crate) memory_kinds: bool,
     /// RDMA device of this process and, after a comma, of the other process, such as mlx5_0,mlx5_1
     /// [default: all devices that PEERWAY_RDMA_DEV allows].
@@ -266,6 +282,18 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     }
 }
 
+/// A file whose name says that it is SVG, the only kind of picture that a plot can be.
+fn svg_file(text: &str) -> Result<PathBuf, String> {
+    let path = Path::new(text);
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => Ok(path.to_owned()),
+        _ => Err(format!(
+            "a plot is an SVG picture: name the file {}, and convert it afterwards if need be",
+            path.with_extension("svg").display()
+        )),
+    }
+}
+
 fn pin(text: &str) -> Result<Pin, String> {
     text.parse().map_err(|_| format!("expected {}", Pin::ALLOWED))
 }
@@ -351,6 +379,9 @@ mod tests {
             "--iovs 5000000",
             "--seconds 0",
             "--seconds nan",
+            "--plot x.png",
+            "--plot x",
+            "--memory-kinds --full",
             "--op copy",
             "--memory vram",
             "--memory gpu,host,gpu",
@@ -366,5 +397,7 @@ mod tests {
             let error = parse(line).err().unwrap_or_else(|| panic!("{line} was accepted"));
             assert_eq!(error.exit_code(), 2, "{line}");
         }
+        let error = parse("--plot some/x.png").err().unwrap().to_string();
+        assert!(error.contains("an SVG picture") && error.contains("some/x.svg"), "{error}");
     }
 }

@@ -17,8 +17,9 @@ use serde::Serialize;
 use super::clock::Stopwatch;
 use super::measure::{Times, timed};
 use super::memory::{Memory, Place, once};
+use super::outputs::Outputs;
 use super::report::{figure, table, write_table};
-use super::run::Outputs;
+use super::text::paragraph;
 use super::watchdog::{self, Verdict, Watchdog};
 use super::{seconds, size};
 use crate::output;
@@ -101,11 +102,15 @@ struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (version, Self { gpu, name, seconds, .. }) = (env!("CARGO_PKG_VERSION"), self);
-        writeln!(f, "peerway {version} bench peer-copy: GPU {gpu} ({name}), {seconds} s a row")?;
-        writeln!(
+        let head =
+            format!("peerway {version} bench peer-copy: GPU {gpu} ({name}), {seconds} s a row");
+        paragraph(f, &head)?;
+        paragraph(
             f,
-            "time from the submission of a list to its completion; GB/s at the median; GB = 10^9 bytes, K = 1024\n"
+            "time from the submission of a list to its completion; GB/s at the median; GB = 10^9 \
+             bytes, K = 1024",
         )?;
+        writeln!(f)?;
         let mut table = table(&["copier", "size", "tasks", "p50 us", "p99 us", "GB/s"]);
         for row in &self.rows {
             let blocks = row.blocks.map_or(String::new(), |blocks| format!(" x{blocks}"));

@@ -5,12 +5,15 @@ use super::memory::Memory;
 use super::size;
 use super::{Measure, Mode, Op, Ops};
 
+/// The sizes of a run without `--full`: few enough for half a minute.
+const FEW_SIZES: [u64; 5] = [256, 4 << 10, 64 << 10, 1 << 20, 100 << 20];
 /// The sizes that comparable engines report.
 const SIZES: [u64; 10] =
     [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 10 << 20, 16 << 20, 100 << 20];
 /// GPUs need larger sizes to reach full bandwidth. Fewer sizes suffice: a GPU copy has a start-up
 /// cost and a bandwidth.
 const GPU_SIZES: [u64; 7] = [256, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20];
+const FEW_IOVS: [u32; 1] = [1];
 const IOVS: [u32; 2] = [1, 128];
 
 /// The block list of a paged KV cache: 100,000 blocks of 4 KiB.
@@ -66,15 +69,18 @@ impl Plan {
             (_, Ops::Read) => &[Op::Read],
             (_, Ops::Both) => &[Op::Write, Op::Read],
         };
-        let all_by_default = measure.sizes.is_empty() && measure.iovs.is_empty() && !pingpong;
-        let sizes = match (measure.sizes.is_empty(), measure.has_gpu()) {
-            (true, true) => &GPU_SIZES[..],
-            (true, false) => &SIZES,
-            _ => &measure.sizes,
+        let has_list =
+            measure.full && measure.sizes.is_empty() && measure.iovs.is_empty() && !pingpong;
+        let sizes = match (measure.sizes.is_empty(), measure.full, measure.has_gpu()) {
+            (false, ..) => &measure.sizes[..],
+            (_, false, _) => &FEW_SIZES,
+            (_, _, true) => &GPU_SIZES,
+            _ => &SIZES,
         };
         let iovs = match (pingpong, measure.iovs.is_empty()) {
             (true, _) => &[1][..],
-            (_, true) => &IOVS,
+            (_, true) if measure.full => &IOVS,
+            (_, true) => &FEW_IOVS,
             _ => &measure.iovs,
         };
         let mut plan = Self { rows: Vec::new(), left_out: Vec::new() };
@@ -84,7 +90,7 @@ impl Plan {
                     plan.add(*op, size, iovs);
                 }
             }
-            if all_by_default {
+            if has_list {
                 plan.add(*op, BLOCK_LIST.0, BLOCK_LIST.1);
             }
         }
@@ -129,13 +135,14 @@ pub(crate) mod tests {
     /// The default flags.
     pub(crate) fn defaults() -> Measure {
         Measure {
+            full: false,
             json: None,
             plot: None,
             paths: Vec::new(),
             sizes: Vec::new(),
             iovs: Vec::new(),
             op: Ops::Both,
-            seconds: 0.6,
+            seconds: 0.5,
             mode: Mode::Bandwidth,
             rdma_dev: Vec::new(),
             perftest: false,
@@ -148,8 +155,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn without_flags_every_size_both_ways_and_the_block_list() {
+    fn without_flags_few_sizes_both_ways() {
         let plan = Plan::new(&defaults()).unwrap();
+        assert_eq!(plan.rows.len(), 2 * 5);
+        assert!(plan.left_out().is_none());
+        // Four paths, and a fifth with RDMA devices.
+        let seconds = 5.0 * plan.rows.len() as f64 * defaults().seconds;
+        assert!(seconds <= 25.0, "a run without flags takes less than half a minute");
+    }
+
+    #[test]
+    fn a_full_run_has_every_size_both_ways_and_the_block_list() {
+        let full = Measure { full: true, ..defaults() };
+        let plan = Plan::new(&full).unwrap();
         // 10 single sizes, 7 of 128 pieces (to 1M), and the block list; twice.
         assert_eq!(plan.rows.len(), 2 * (10 + 7 + 1));
         assert_eq!(plan.largest(), 409_600_000);
@@ -167,11 +185,11 @@ pub(crate) mod tests {
         let plan = Plan::new(&Measure { sizes: vec![4096], iovs: vec![1], ..defaults() }).unwrap();
         assert_eq!(plan.rows.len(), 2);
         assert!(plan.left_out().is_none());
-        let pingpong = Measure { mode: Mode::Pingpong, ..defaults() };
+        let pingpong = Measure { mode: Mode::Pingpong, full: true, ..defaults() };
         assert_eq!(Plan::new(&pingpong).unwrap().rows.len(), 10);
         assert!(Plan::new(&Measure { op: Ops::Read, ..pingpong }).is_err());
         let gpu = [Memory::Gpu, Memory::Pinned];
-        let plan = Plan::new(&Measure { memory: gpu, ..defaults() }).unwrap();
+        let plan = Plan::new(&Measure { memory: gpu, full: true, ..defaults() }).unwrap();
         // 7 single sizes, 4 of 128 pieces (to 1M), and the block list; twice.
         assert_eq!(plan.rows.len(), 2 * (7 + 4 + 1));
         let too_much = Measure { sizes: vec![1 << 30], iovs: vec![2], ..defaults() };

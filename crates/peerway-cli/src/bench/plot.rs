@@ -1,12 +1,12 @@
 //! Draws the rows as an SVG plot: GB/s over size, both axes logarithmic.
 //!
-//! Each path has a colour. Writes are solid, reads are dashed with hollow dots, limits are dotted.
-//! The plot has only the rows with the smallest number of pieces. Rows with other numbers have the
-//! same sizes and would overlap them.
+//! Each path has a colour. Writes are solid, reads are dashed with hollow dots, baselines are
+//! dotted. The plot has only the rows with the smallest number of pieces. Rows with other numbers
+//! have the same sizes and would overlap them.
 
 use std::fmt::Write;
 
-use super::limit::Against;
+use super::baseline::Against;
 use super::report::{Line, between};
 use super::{Op, size};
 
@@ -75,32 +75,32 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
         let name = format!("{} {}", line.path, line.op.name());
         add(&name, colour_of(&line.path), dash, (line.size as f64, line.gbps));
     }
-    // Every row has its own measurement of the limit. Of several for the same limit and size, the
-    // median is drawn.
-    let local: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Copies);
-    let tcp: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Sockets);
-    let rdma: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Perftest);
-    let driver: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Driver);
+    // Every row has its own measurement of the baseline. Of several for the same baseline and size,
+    // the median is drawn.
+    let local: Of = |line| of_kind(line, Against::Copies);
+    let tcp: Of = |line| of_kind(line, Against::Sockets);
+    let rdma: Of = |line| of_kind(line, Against::Perftest);
+    let driver: Of = |line| of_kind(line, Against::Driver);
     let ring: Of = |line| of_host_memory(line, "local-ring");
     let tcp_of_host: Of = |line| of_host_memory(line, "tcp");
     let mut sizes: Vec<u64> = lines.iter().map(|line| line.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     for (name, colour, of) in [
-        ("limit, local: a copy", "#555555", local),
-        ("limit, tcp: a socket", "#999999", tcp),
-        ("limit, RDMA: perftest", "#777777", rdma),
-        ("limit, GPU: the driver's copy", "#555555", driver),
+        ("baseline, local: a copy", "#555555", local),
+        ("baseline, tcp: a socket", "#999999", tcp),
+        ("baseline, RDMA: perftest", "#777777", rdma),
+        ("baseline, GPU: the driver's copy", "#555555", driver),
         ("local-ring, host memory", colour_of("local-ring"), ring),
         ("tcp, host memory", colour_of("tcp"), tcp_of_host),
-        ("process_vm_readv", colour_of("local-cma"), |line| line.kernel_gbps),
+        ("process_vm_readv", colour_of("local-cma"), |line| line.kernel.map(|kernel| kernel.gbps)),
     ] {
         for size in &sizes {
             let same = lines.iter().filter(|line| line.size == *size);
-            let mut limits: Vec<f64> = same.filter_map(|line| of(line)).collect();
-            limits.sort_unstable_by(f64::total_cmp);
-            if let Some(limit) = limits.get(limits.len() / 2) {
-                add(name, colour, DOTTED, (*size as f64, *limit));
+            let mut baselines: Vec<f64> = same.filter_map(|line| of(line)).collect();
+            baselines.sort_unstable_by(f64::total_cmp);
+            if let Some(baseline) = baselines.get(baselines.len() / 2) {
+                add(name, colour, DOTTED, (*size as f64, *baseline));
             }
         }
     }
@@ -111,12 +111,17 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
     curves
 }
 
-/// The rate of the path with host memory, which is the limit of a row with GPU memory.
+/// The rate of the path with host memory, which is the baseline of a row with GPU memory.
 fn of_host_memory(line: &Line, path: &str) -> Option<f64> {
-    line.limit_gbps.filter(|_| line.path == path && line.against() == Against::HostMemory)
+    of_kind(line, Against::HostMemory).filter(|_| line.path == path)
 }
 
-/// Extracts the value of one limit from a row.
+/// The rate of the row's baseline, if it is of this kind.
+fn of_kind(line: &Line, against: Against) -> Option<f64> {
+    line.baseline.filter(|_| line.against() == against).map(|baseline| baseline.gbps)
+}
+
+/// Extracts the value of one baseline from a row.
 type Of = fn(&Line) -> Option<f64>;
 
 fn colour_of(path: &str) -> &'static str {
@@ -328,27 +333,27 @@ mod tests {
         }
         let svg = svg(&lines);
         check(&svg);
-        // Two curves a path and three limits.
+        // Two curves a path and three baselines.
         assert_eq!(svg.matches("<polyline").count(), 13);
         assert_eq!(
             svg.matches("<circle").count(),
             52 + 13,
             "one dot per point and per legend entry"
         );
-        for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">limit, tcp: a socket<", "GB/s"] {
+        for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">baseline, tcp: a socket<", "GB/s"] {
             assert!(svg.contains(label), "{label}");
         }
     }
 
     #[test]
-    fn rows_of_gpu_memory_name_it_and_their_own_limits() {
+    fn rows_of_gpu_memory_name_it_and_their_own_baselines() {
         let of = |path| Line { memory_local: Memory::GpuPlain, ..line(path, Op::Write, 4096, 1) };
         let svg = svg(&[of("gpu-ipc"), of("local-ring"), of("tcp")]);
         check(&svg);
         assert_eq!(svg.matches("<polyline").count(), 6);
         for label in [
             "memory: local gpu-plain, remote host<",
-            ">limit, GPU: the driver's copy<",
+            ">baseline, GPU: the driver's copy<",
             ">tcp, host memory<",
         ] {
             assert!(svg.contains(label), "{label}");
@@ -359,15 +364,14 @@ mod tests {
     fn odd_rows_are_drawn_too() {
         check(&svg(&[]));
         check(&svg(&[line("tcp", Op::Pingpong, 1, 1)]));
-        let broken = Line {
-            gbps: f64::NAN,
-            limit_gbps: Some(f64::INFINITY),
-            ..line("a<&b", Op::Read, 9, 3)
-        };
+        let broken = Line { gbps: f64::NAN, baseline: None, ..line("a<&b", Op::Read, 9, 3) };
         check(&svg(&[broken]));
         // A single size is labelled even if its exponent is no multiple of four.
         assert!(svg(&[line("tcp", Op::Read, 1024, 1)]).contains(">1K<"));
-        let bound = Line { kernel_gbps: Some(3.0), ..line("local-cma", Op::Read, 1 << 20, 1) };
+        let bound = Line {
+            kernel: line("local-cma", Op::Read, 4096, 1).baseline,
+            ..line("local-cma", Op::Read, 1 << 20, 1)
+        };
         assert!(svg(&[bound]).contains(">process_vm_readv<"));
     }
 

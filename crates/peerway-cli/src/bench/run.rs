@@ -1,28 +1,28 @@
 //! A complete run of the benchmark, on one machine or against another machine.
 
-use std::fs::File;
-use std::io::{BufReader, Write};
+use std::io::BufReader;
 use std::net::{IpAddr, TcpStream};
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use peerway::Pin;
-use serde::Serialize;
 
 use super::clock::Stopwatch;
 use super::control::{Control, Lost};
 use super::copies::Mate;
+use super::document::{Document, Why};
+use super::interrupt::{self, Interrupted};
 use super::memory::{Memory, Place};
+use super::outputs::Outputs;
 use super::perftest::port;
 use super::plan::Plan;
 use super::report::kinds::Kinds;
-use super::report::{Compared, Report};
+use super::report::{Columns, Compared, Line, Report};
 use super::second::{self, Second};
-use super::session::{Session, Tools};
+use super::session::{self, Session, Tools};
 use super::watchdog::{self, Verdict, Watchdog};
-use super::{Measure, Mode, kinds, memory, plot, serve};
+use super::{Measure, Mode, kinds, memory, placement, plot, serve};
 use crate::output;
 
 /// The default paths on one machine.
@@ -42,6 +42,9 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
         gpus.iter().try_for_each(|place| place.check())?;
     }
     let outputs = Outputs::open(measure.json.as_deref(), measure.plot.as_deref())?;
+    if !measure.memory_kinds {
+        interrupt::catch()?;
+    }
     let (second, control) = Second::start()?;
     let (asked, killed) = (second.clone(), second.clone());
     let bar = progress();
@@ -56,11 +59,14 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
         return outputs.rows(&report.to_string(), &report.rows);
     }
     let pins = pins(measure);
-    let report = run(measure, &plan, &pins, control, second::HERE, &dog, &bar);
-    let report = report.map_err(|error| second.blame(error));
+    let mut tools = tools(measure, &plan, control, second::HERE, &dog)?;
+    tools.halves = placement::halves();
+    let mut run = Run::new(measure, &plan, &tools, &outputs, &bar);
+    let ended = run.paths(&pins, &mut tools).map_err(|error| second.blame(error));
     bar.finish_and_clear();
+    drop(tools);
     drop(dog);
-    outputs.write(report?)
+    run.finish(ended)
 }
 
 /// The default paths on one machine for the selected memory.
@@ -85,21 +91,25 @@ pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
     }
     measure.places()[0].check()?;
     let outputs = Outputs::open(measure.json.as_deref(), measure.plot.as_deref())?;
+    interrupt::catch()?;
     let stream = reach(address)?;
     let ip = serve::prepare(&stream)?;
     let control = Control::new(BufReader::new(stream.try_clone()?), stream)
         .with_context(|| format!("{address} is not a matching `peerway bench serve`"))?;
     let bar = progress();
     let dog = start_watchdog(measure, &bar, || None, || ());
-    let report = run(measure, &plan, &REMOTE, control, ip, &dog, &bar);
+    let mut tools = tools(measure, &plan, control, ip, &dog)?;
+    let mut run = Run::new(measure, &plan, &tools, &outputs, &bar);
+    let ended = run.paths(&REMOTE, &mut tools);
     bar.finish_and_clear();
+    drop(tools);
     drop(dog);
-    outputs.write(report?)
+    run.finish(ended)
 }
 
 /// Compares the kinds of GPU memory.
 fn kinds(measure: &Measure, control: Control, dog: &Watchdog) -> anyhow::Result<Kinds> {
-    let mut tools = tools(measure, control, second::HERE, dog, 0)?;
+    let mut tools = tools_with(measure, control, second::HERE, dog, 0)?;
     let rows = kinds::measure(&mut tools, measure.gpu)?;
     Ok(Kinds { gpus: measure.gpu, seconds: measure.seconds, rows })
 }
@@ -120,54 +130,18 @@ fn reach(address: &str) -> anyhow::Result<TcpStream> {
     bail!("cannot reach {address}{why}: start `peerway bench serve` there")
 }
 
-fn run(
+fn tools<'a>(
     measure: &Measure,
     plan: &Plan,
-    pins: &[Pin],
     control: Control,
     ip: IpAddr,
-    dog: &Watchdog,
-    bar: &ProgressBar,
-) -> anyhow::Result<Finished> {
-    let pins = if measure.paths.is_empty() { pins } else { &measure.paths };
-    bar.set_length((pins.len() * (plan.rows.len() + 1)) as u64);
+    dog: &'a Watchdog,
+) -> anyhow::Result<Tools<'a>> {
     let scratch = if measure.has_gpu() { 0 } else { plan.largest() };
-    let mut tools = tools(measure, control, ip, dog, scratch)?;
-    let mut finished = Finished {
-        failed: Vec::new(),
-        report: Report {
-            lines: Vec::new(),
-            memory: measure.memory,
-            told: Default::default(),
-            besides: Vec::new(),
-            compared: Vec::new(),
-            registrations: Vec::new(),
-            notes: plan.left_out().into_iter().collect(),
-            seconds: measure.seconds,
-            clock_cost: tools.watch.cost(),
-            counted: measure.counted,
-            copy_threads: if tools.mate.is_some() { 2 } else { 1 },
-        },
-    };
-    for &pin in pins {
-        dog.begin(format!("opening {pin}"));
-        bar.set_message(pin.to_string());
-        match Session::open(&mut tools, pin, plan.largest()) {
-            Ok(session) => finished.path(measure, plan, &mut tools, session, bar)?,
-            Err(error) if error.is::<Lost>() => return Err(error),
-            Err(error) => {
-                finished.report.notes.push(format!("{pin}: not measured: {error:#}"));
-                bar.inc(plan.rows.len() as u64 + 1);
-            }
-        }
-    }
-    if finished.report.lines.is_empty() && finished.failed.is_empty() {
-        bail!("no path works on this machine: {}", finished.report.notes.join("; "));
-    }
-    Ok(finished)
+    tools_with(measure, control, ip, dog, scratch)
 }
 
-fn tools<'a>(
+fn tools_with<'a>(
     measure: &Measure,
     control: Control,
     ip: IpAddr,
@@ -186,80 +160,200 @@ fn tools<'a>(
         devices: measure.devices(),
         perftest: measure.perftest,
         counted: measure.counted,
+        halves: None,
     })
 }
 
-/// A finished run, with its failures.
-struct Finished {
+/// A run: what it has measured so far, and what has failed.
+struct Run<'a> {
+    measure: &'a Measure,
+    plan: &'a Plan,
+    outputs: &'a Outputs,
+    bar: &'a ProgressBar,
+    columns: Columns,
     report: Report,
     failed: Vec<String>,
+    /// The reader has closed standard output. The run continues for the files.
+    closed: bool,
 }
 
-impl Finished {
-    /// Measures a path. A failure is recorded, and the run continues with the next path. If the
-    /// connection to the other side is lost, the run ends with an error.
-    fn path(
-        &mut self,
-        measure: &Measure,
-        plan: &Plan,
-        tools: &mut Tools<'_>,
-        session: Session,
-        bar: &ProgressBar,
-    ) -> anyhow::Result<()> {
-        let name = session.name.clone();
-        self.report.told.clone_from(&session.told);
-        let end = bar.position() + plan.rows.len() as u64 + 1;
-        if self.report.lines.iter().any(|line| line.path == name) {
-            self.report
-                .notes
-                .push(format!("{name} is also the path that auto selects: measured once"));
-        } else {
-            let failed = self.failed.len();
-            for row in &plan.rows {
-                let what = format!("{name} {}", row.name());
-                tools.dog.begin(what.clone());
-                bar.set_message(what.clone());
-                match session.row(tools, row) {
-                    Ok((line, pairs)) => {
-                        let pairs = pairs.map(|pairs| Compared::new(&line, &pairs));
-                        self.report.compared.extend(pairs);
-                        self.report.lines.push(line);
-                    }
-                    Err(error) => {
-                        self.fail(what, error)?;
-                        break;
-                    }
-                }
-                bar.inc(1);
-            }
-            if measure.registration && session.is_rdma() && self.failed.len() == failed {
-                let what = format!("{name} registering memory");
-                tools.dog.begin(what.clone());
-                bar.set_message(what.clone());
-                match session.registration(tools) {
-                    Ok(registration) => self.report.registrations.push(registration),
-                    Err(error) => self.fail(what, error)?,
-                }
-            }
-            if measure.mode == Mode::Bandwidth && self.failed.len() == failed {
-                let what = format!("{name} connect, post and idle");
-                tools.dog.begin(what.clone());
-                bar.set_message(what.clone());
-                match session.besides(tools) {
-                    Ok(besides) => self.report.besides.push(besides),
-                    Err(error) => self.fail(what, error)?,
+impl<'a> Run<'a> {
+    fn new(
+        measure: &'a Measure,
+        plan: &'a Plan,
+        tools: &Tools<'_>,
+        outputs: &'a Outputs,
+        bar: &'a ProgressBar,
+    ) -> Self {
+        let report = Report {
+            lines: Vec::new(),
+            memory: measure.memory,
+            told: Default::default(),
+            besides: Vec::new(),
+            compared: Vec::new(),
+            registrations: Vec::new(),
+            whys: Vec::new(),
+            notes: plan.left_out().into_iter().collect(),
+            seconds: measure.seconds,
+            clock_cost: tools.watch.cost(),
+            counted: measure.counted,
+            copy_threads: if tools.mate.is_some() { 2 } else { 1 },
+            halves: tools.halves.clone(),
+        };
+        let (columns, failed) = (Columns::new(plan), Vec::new());
+        Self { measure, plan, outputs, bar, columns, report, failed, closed: false }
+    }
+
+    /// Measures the paths that the flags name, or else `pins`. Returns an error if the run cannot
+    /// continue. What was measured before is kept.
+    fn paths(&mut self, pins: &[Pin], tools: &mut Tools<'_>) -> anyhow::Result<()> {
+        let pins = if self.measure.paths.is_empty() { pins } else { &self.measure.paths };
+        self.bar.set_length((pins.len() * (self.plan.rows.len() + 1)) as u64);
+        if !pins.contains(&Pin::Auto) && !self.measure.has_gpu() {
+            self.report.whys.extend(session::why_auto(tools)?);
+        }
+        for &pin in pins {
+            interrupt::check()?;
+            tools.dog.begin(format!("opening {pin}"));
+            self.bar.set_message(pin.to_string());
+            match Session::open(tools, pin, self.plan.largest()) {
+                Ok(session) => self.path(tools, session)?,
+                Err(error) if error.is::<Lost>() => return Err(error),
+                Err(error) => {
+                    self.report.notes.push(format!("{pin}: not measured: {error:#}"));
+                    self.bar.inc(self.plan.rows.len() as u64 + 1);
                 }
             }
         }
-        bar.set_position(end);
+        if self.report.lines.is_empty() && self.failed.is_empty() {
+            bail!("no path works on this machine: {}", self.report.notes.join("; "));
+        }
+        Ok(())
+    }
+
+    /// Measures a path. A failure is recorded, and the run continues with the next path. If the
+    /// connection to the other side is lost, the run ends with an error.
+    fn path(&mut self, tools: &mut Tools<'_>, session: Session) -> anyhow::Result<()> {
+        let name = session.name.clone();
+        self.report.told.clone_from(&session.told);
+        let end = self.bar.position() + self.plan.rows.len() as u64 + 1;
+        if self.report.lines.iter().any(|line| line.path == name) {
+            let note = format!("{name} is also the path that auto selects: measured once");
+            self.report.notes.push(note);
+        } else {
+            self.report.whys.push(Why { path: name.clone(), why: session.why() });
+            self.rows(tools, &session, &name)?;
+        }
+        self.bar.set_position(end);
         session.close(tools)
     }
 
+    fn rows(&mut self, tools: &mut Tools<'_>, session: &Session, name: &str) -> anyhow::Result<()> {
+        for row in &self.plan.rows {
+            let what = format!("{name} {}", row.name());
+            self.begin(tools, &what);
+            match session.row(tools, row) {
+                Ok((line, pairs)) => {
+                    let pairs = pairs.map(|pairs| Compared::new(&line, &pairs));
+                    self.report.compared.extend(pairs);
+                    self.add(line)?;
+                }
+                Err(error) => return self.fail(what, error),
+            }
+            self.bar.inc(1);
+        }
+        if self.measure.registration && session.is_rdma() {
+            let what = format!("{name} registering memory");
+            self.begin(tools, &what);
+            match session.registration(tools) {
+                Ok(registration) => self.report.registrations.push(registration),
+                Err(error) => return self.fail(what, error),
+            }
+        }
+        if self.measure.full && self.measure.mode == Mode::Bandwidth {
+            let what = format!("{name} connect, post and idle");
+            self.begin(tools, &what);
+            match session.besides(tools) {
+                Ok(besides) => self.report.besides.push(besides),
+                Err(error) => return self.fail(what, error),
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&self, tools: &Tools<'_>, what: &str) {
+        tools.dog.begin(what.to_owned());
+        self.bar.set_message(what.to_owned());
+    }
+
+    /// Adds a row and prints it.
+    fn add(&mut self, line: Line) -> anyhow::Result<()> {
+        let mut text = match self.report.lines.last() {
+            None => self.report.head(line.op) + &self.columns.head(),
+            Some(last) if last.path != line.path => "\n".to_owned(),
+            Some(_) => String::new(),
+        };
+        text += &self.columns.row(&line);
+        self.report.lines.push(line);
+        self.show(&text)
+    }
+
+    fn show(&mut self, text: &str) -> anyhow::Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        match self.bar.suspend(|| self.outputs.show(text)) {
+            Err(error) if error.is::<output::Closed>() && self.outputs.has_files() => {
+                self.closed = true;
+                Ok(())
+            }
+            shown => shown,
+        }
+    }
+
     fn fail(&mut self, what: String, error: anyhow::Error) -> anyhow::Result<()> {
+        // A signal also ends the children of this process, whose failures are then no news.
+        if interrupt::is_asked() {
+            return Err(Interrupted.into());
+        }
         if error.is::<Lost>() {
             return Err(error.context(what));
         }
         self.failed.push(format!("{what}: {error:#}"));
+        Ok(())
+    }
+
+    /// Writes what was measured, also if the run `ended` with an error, and returns that error.
+    fn finish(mut self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
+        if self.report.lines.is_empty() || ended.as_ref().is_err_and(|e| e.is::<output::Closed>()) {
+            return ended.and_then(|()| self.failures());
+        }
+        let complete = ended.is_ok() && self.failed.is_empty();
+        let ended = match ended {
+            Err(error) if error.is::<Interrupted>() => {
+                let rows = self.report.lines.len();
+                Err(error.context(format!("stopped after {rows} rows, which are shown above")))
+            }
+            ended => ended,
+        };
+        // The files come first, so that they are complete even if standard output is closed.
+        let to_stdout = !self.outputs.has_files();
+        if to_stdout {
+            self.show(&self.report.legend())?;
+        }
+        let Report { lines, whys, notes, .. } = &self.report;
+        self.outputs.save(&Document::new(lines).with(complete, whys, notes))?;
+        self.outputs.draw(|| plot::svg(lines))?;
+        if !to_stdout {
+            self.show(&self.report.legend())?;
+        }
+        ended.and_then(|()| self.failures())
+    }
+
+    fn failures(&self) -> anyhow::Result<()> {
+        if !self.failed.is_empty() {
+            bail!("{}", self.failed.join("; "));
+        }
         Ok(())
     }
 }
@@ -291,76 +385,9 @@ fn start_watchdog(
     })
 }
 
-/// The output files. They are created at the start, so that a wrong name does not cost a whole run.
-pub(crate) struct Outputs {
-    json: Option<(String, Option<File>)>,
-    plot: Option<(String, File)>,
-}
-
-impl Outputs {
-    /// Creates the files.
-    pub(crate) fn open(json: Option<&Path>, plot: Option<&Path>) -> anyhow::Result<Self> {
-        let create = |path: &Path| {
-            let name = path.display().to_string();
-            let file = File::create(path).with_context(|| format!("cannot write {name}"))?;
-            anyhow::Ok((name, file))
-        };
-        let json = match json {
-            Some(path) if path.as_os_str() == "-" => Some(("standard output".to_owned(), None)),
-            Some(path) => Some(create(path).map(|(name, file)| (name, Some(file)))?),
-            None => None,
-        };
-        Ok(Self { json, plot: plot.map(create).transpose()? })
-    }
-
-    /// Writes all results. Then returns an error if a row failed.
-    fn write(self, finished: Finished) -> anyhow::Result<()> {
-        let Finished { report, failed } = finished;
-        let written = self.rows(&report.to_string(), &report.lines);
-        if let Some((name, mut file)) = self.plot {
-            file.write_all(plot::svg(&report.lines).as_bytes())
-                .with_context(|| format!("cannot write {name}"))?;
-        }
-        if !failed.is_empty() {
-            bail!("{}", failed.join("; "));
-        }
-        written
-    }
-
-    /// Writes the table and the rows.
-    pub(crate) fn rows(&self, text: &str, rows: &impl Serialize) -> anyhow::Result<()> {
-        match &self.json {
-            Some((_, None)) => {
-                output::report(text);
-                output::print(json(rows)?)
-            }
-            Some((name, Some(file))) => {
-                // The file comes first, so that it is complete even if standard output is closed.
-                (&*file)
-                    .write_all(json(rows)?.as_bytes())
-                    .with_context(|| format!("cannot write {name}"))?;
-                output::print(text)
-            }
-            None => output::print(text),
-        }
-    }
-}
-
-fn json(rows: &impl Serialize) -> anyhow::Result<String> {
-    Ok(serde_json::to_string_pretty(rows)? + "\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::plan::tests::defaults;
-
-    #[test]
-    fn a_file_that_cannot_be_written_is_told_at_once() {
-        let measure = Measure { json: Some("/nowhere/x.json".into()), ..defaults() };
-        let error = Outputs::open(measure.json.as_deref(), None).err().unwrap();
-        assert!(format!("{error:#}").starts_with("cannot write /nowhere/x.json: "));
-    }
 
     #[test]
     fn an_address_without_a_server_is_one_sentence() {

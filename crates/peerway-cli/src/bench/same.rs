@@ -1,4 +1,4 @@
-//! The limit of GPU memory on a path where no GPU copies: the same path with host memory, in the
+//! The baseline of GPU memory on a path where no GPU copies: the same path with host memory, in the
 //! same session.
 
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use peerway::{Prepared, Region, RemoteRegion};
 
 use super::clock::Stopwatch;
-use super::measure::{Limit, Times, timed};
+use super::measure::{Baseline, Times, timed};
 
 /// Host buffers of both sides.
 pub(crate) struct HostPair {
@@ -14,7 +14,7 @@ pub(crate) struct HostPair {
     pub(crate) remote: RemoteRegion,
 }
 
-/// The limit of one row: the same transfer with host memory.
+/// The baseline of one row: the same transfer with host memory.
 pub(crate) struct SamePath {
     prepared: Prepared,
     total: u64,
@@ -27,10 +27,12 @@ impl SamePath {
     }
 }
 
-impl Limit for SamePath {
-    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()> {
-        let Self { prepared, times, .. } = self;
-        timed(budget, watch, 1, times, || Ok(prepared.run()?.ok()?)).map(drop)
+impl Baseline for SamePath {
+    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<f64> {
+        let mut round = Times::new();
+        timed(budget, watch, 1, &mut round, || Ok(self.prepared.run()?.ok()?))?;
+        self.times.add(&round);
+        Ok(self.total as f64 / round.p50())
     }
 
     fn gbps(&self) -> f64 {

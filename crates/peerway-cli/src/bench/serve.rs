@@ -16,7 +16,7 @@ use super::layout::Side;
 use super::perftest::child;
 use super::perftest::port::Port;
 use super::pong::Pong;
-use super::{MAX_PIECES, clock, pattern, raw};
+use super::{MAX_PIECES, clock, pattern, placement, raw};
 use crate::output::{print_line, report_line};
 
 /// The default port of `bench serve`.
@@ -131,8 +131,10 @@ struct Server {
     ip: IpAddr,
     greeted: bool,
     endpoint: Option<Endpoint>,
+    /// Where the threads of the endpoint run, and that of a plain socket.
+    cpus: Option<String>,
     region: Option<Region>,
-    /// Additional buffers, for limits. They are not checked.
+    /// Additional buffers, for baselines. They are not checked.
     more: Vec<Region>,
     pong: Option<Pong>,
     port: Option<Port>,
@@ -145,6 +147,7 @@ impl Server {
             ip,
             greeted: false,
             endpoint: None,
+            cpus: None,
             region: None,
             more: Vec::new(),
             pong: None,
@@ -166,9 +169,10 @@ impl Server {
                 );
                 self.greeted = true;
             }
-            Request::Open { pin, device } => {
+            Request::Open { pin, device, cpus } => {
                 self.close();
-                let endpoint = endpoint(pin.parse()?, self.ip, device)?;
+                let endpoint = endpoint(pin.parse()?, self.ip, device, cpus.as_deref())?;
+                self.cpus = cpus;
                 let metadata = endpoint.metadata();
                 self.endpoint = Some(endpoint);
                 return Ok(Reply::Bytes(metadata));
@@ -189,7 +193,7 @@ impl Server {
             Request::StopPerftest => self.perftest = None,
             Request::Memory { len, shared, place, more } => {
                 if more {
-                    // Limits need at most one buffer per kind of GPU memory.
+                    // Baselines need at most one buffer per kind of GPU memory.
                     ensure!(self.more.len() < MAX_MORE, "too many buffers (maximum {MAX_MORE})");
                 } else {
                     self.region = None;
@@ -216,7 +220,7 @@ impl Server {
             }
             Request::Cpu => return Ok(Reply::Seconds(clock::cpu_seconds())),
             Request::Raw { op, len } => {
-                return Ok(Reply::Address(raw::offer(self.ip, op, len)?));
+                return Ok(Reply::Address(raw::offer(self.ip, op, len, self.cpus.clone())?));
             }
             Request::Pong { metadata, descriptor, size, seen } => {
                 self.stop_pong()?;
@@ -264,11 +268,19 @@ impl Drop for Server {
 }
 
 /// An endpoint of the benchmark, on one address and with one path. If `device` is given, it uses
-/// only that RDMA device.
-pub(crate) fn endpoint(pin: Pin, ip: IpAddr, device: Option<String>) -> anyhow::Result<Endpoint> {
+/// only that RDMA device. If `cpus` are given, its threads run there.
+pub(crate) fn endpoint(
+    pin: Pin,
+    ip: IpAddr,
+    device: Option<String>,
+    cpus: Option<&str>,
+) -> anyhow::Result<Endpoint> {
     let mut builder = Endpoint::builder().bind(SocketAddr::new(ip, 0)).transport(pin);
     if let Some(device) = device {
         builder = builder.rdma_devices(device);
+    }
+    if let Some(cpus) = cpus {
+        builder = builder.setting(placement::SETTING, cpus);
     }
     Ok(builder.build()?)
 }
@@ -314,7 +326,8 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         let mut server = server();
         assert!(failure(&mut server, memory(1, true)).contains("endpoint"));
-        let opened = server.answer(Request::Open { pin: "tcp".to_owned(), device: None });
+        let opened =
+            server.answer(Request::Open { pin: "tcp".to_owned(), device: None, cpus: None });
         assert!(matches!(opened, Ok(Reply::Bytes(_))));
         assert!(failure(&mut server, Request::Blank { len: 1 }).contains("no buffer"));
         assert!(failure(&mut server, Request::Place).contains("no buffer"));
@@ -339,7 +352,7 @@ mod tests {
         failure(&mut server, memory(u64::MAX, true));
         failure(&mut server, memory(u64::MAX, false));
         failure(&mut server, Request::Raw { op: Op::Write, len: u64::MAX });
-        failure(&mut server, Request::Open { pin: "pigeon".to_owned(), device: None });
+        failure(&mut server, Request::Open { pin: "pigeon".to_owned(), device: None, cpus: None });
         let ask = Ask { op: Op::Read, size: 1 << 20, iterations: 5, depth: 1, queue_pairs: 1 };
         assert!(failure(&mut server, Request::Perftest { ask }).contains("no device"));
         let seen = Seen::Counted;

@@ -8,24 +8,26 @@ use anyhow::{Context, ensure};
 use peerway::{Access, Batch, Endpoint, Peer, Pin, Region, RemoteRegion};
 use peerway_core::config::Config;
 
+use super::baseline::Against;
 use super::clock::{Stopwatch, cpu_seconds};
 use super::control::{Control, Request};
 use super::copies::{Copies, Mate};
 use super::device::Driver;
+use super::document::Why;
 use super::kernel::{self, Kernel, Theirs};
 use super::layout::{Layout, Side};
-use super::limit::Against;
-use super::measure::{Figures, Limit, Rounds, Times, timed};
+use super::measure::{Baseline, Beside, Figures, Rounds, Times, timed};
 use super::memory::{Memory, Place};
 use super::perftest::port::Port;
 use super::perftest::{Ask, DEPTH, PAIRS, Pairs, SPARE_PAIRS, child};
+use super::placement::Placed;
 use super::plan::{BLOCK_LIST, Row};
 use super::pong::{Ping, Seen};
 use super::raw::Sockets;
 use super::report::{Besides, Line, Spread};
 use super::same::{HostPair, SamePath};
 use super::watchdog::Watchdog;
-use super::{Op, memory, pattern, serve, stream};
+use super::{Op, interrupt, memory, pattern, serve, stream};
 
 mod registration;
 
@@ -48,7 +50,7 @@ pub(crate) struct Tools<'a> {
     pub(crate) mate: Option<Mate>,
     /// Whether arrivals are detected by counters on every path.
     pub(crate) counted: bool,
-    /// The second buffer for limits of host memory, as large as the largest row. Empty if a side
+    /// The second buffer for baselines of host memory, as large as the largest row. Empty if a side
     /// uses GPU memory.
     pub(crate) scratch: Vec<u8>,
     pub(crate) seconds: f64,
@@ -60,6 +62,8 @@ pub(crate) struct Tools<'a> {
     pub(crate) devices: [Option<String>; 2],
     /// Whether paths of RDMA devices are compared with perftest.
     pub(crate) perftest: bool,
+    /// The CPUs of this side and of the other side for rows of TCP. See `placement`.
+    pub(crate) halves: Option<[String; 2]>,
 }
 
 /// A working path that is open on both sides.
@@ -75,16 +79,20 @@ pub(crate) struct Session {
     memory: [Memory; 2],
     /// A description of the memory of the two sides.
     pub(crate) told: [String; 2],
-    /// The second buffer of the limit, if the other side's memory is mappable. The limit then uses
-    /// mappable memory too.
+    /// The second buffer of the baseline, if the other side's memory is mappable. The baseline then
+    /// uses mappable memory too.
     mapped: Option<Region>,
-    /// The driver's copies. They are the limit if a GPU copies.
+    /// The driver's copies. They are the baseline if a GPU copies.
     driver: Option<Driver>,
-    /// Host buffers. Their transfers are the limit if GPU memory takes a path without a GPU copy.
+    /// Host buffers. Their transfers are the baseline if GPU memory takes a path without a GPU
+    /// copy.
     host: Option<HostPair>,
     /// Whether the path uses mappable memory.
     shared: bool,
     device: Option<String>,
+    /// The CPUs of this side, and the guard that keeps the measuring thread there.
+    cpus: Option<String>,
+    _placed: Option<Placed>,
     /// The parameters of the local device for perftest.
     port: Option<Port>,
 }
@@ -101,9 +109,12 @@ impl Session {
             ours = Some(chosen.device.clone());
             port = Some(chosen);
         }
-        let open = Request::Open { pin: pin.to_string(), device: theirs };
+        let halves = tools.halves.clone().filter(|_| pin == Pin::Tcp);
+        let [cpus, their_cpus] = halves.map_or([None, None], |halves| halves.map(Some));
+        let open = Request::Open { pin: pin.to_string(), device: theirs, cpus: their_cpus };
         let metadata = tools.control.bytes(&open)?;
-        let endpoint = serve::endpoint(pin, tools.ip, ours.clone())?;
+        let placed = cpus.as_deref().and_then(Placed::on);
+        let endpoint = serve::endpoint(pin, tools.ip, ours.clone(), cpus.as_deref())?;
         let peer = endpoint.connect(&metadata)?;
         let private = matches!(pin, Pin::LocalCma | Pin::LocalRing | Pin::Tcp) || pin.is_rdma();
         let shared = !private;
@@ -127,6 +138,8 @@ impl Session {
             host: None,
             shared,
             device: ours,
+            cpus,
+            _placed: placed,
             port,
         };
         if session.memory != [Memory::Host; 2] {
@@ -134,7 +147,7 @@ impl Session {
             let first = Layout { size: len.min(256), iovs: 1, seed: 0 };
             session.name = session.took(session.batch(Op::Write, &first)?)?;
             // If `auto` selects a path that has a pin, measure it under that pin, with its memory
-            // and its limit.
+            // and its baseline.
             if pin == Pin::Auto
                 && session.name != "gpu-ipc"
                 && let Ok(named) = session.name.parse()
@@ -159,6 +172,11 @@ impl Session {
             Against::Copies | Against::Sockets | Against::Perftest => {}
         }
         Ok(session)
+    }
+
+    /// Why the peer has this path and not a better one.
+    pub(crate) fn why(&self) -> String {
+        self.peer.path().why.clone()
     }
 
     /// Whether the path uses RDMA devices.
@@ -194,7 +212,7 @@ impl Session {
         self.ensure_path(self.batch(op, &layout)?)?;
         if let Some(host) = &self.host {
             self.ensure_path(batch(&host.local, &host.remote, op, &layout)?)
-                .context("the limit with host memory")?;
+                .context("the baseline with host memory")?;
         }
         let echo = match op {
             Op::Pingpong => {
@@ -224,7 +242,7 @@ impl Session {
         Ok((line, pairs))
     }
 
-    /// Times a row in turns with its limit.
+    /// Times a row in turns with its baseline.
     fn alone(
         &self,
         tools: &mut Tools<'_>,
@@ -244,19 +262,19 @@ impl Session {
         };
         let theirs = if self.is_kernels(op, &layout) { self.theirs(control)? } else { None };
         let mut kernel = theirs.map(|theirs| {
-            // SAFETY: `is_kernels` requires host memory on both sides, so the limit's second buffer
-            // has `total` bytes. It outlives `kernel`, a local of this function. Only the limit
-            // uses it too, and their rounds alternate.
+            // SAFETY: `is_kernels` requires host memory on both sides, so the baseline's second
+            // buffer has `total` bytes. It outlives `kernel`, a local of this function. Only the
+            // baseline uses it too, and their rounds alternate.
             unsafe { Kernel::new(mate.as_ref(), theirs, to, total as usize) }
         });
-        let mut limit: Option<Box<dyn Limit>> = match against {
+        let mut baseline: Option<Box<dyn Baseline>> = match against {
             Against::Copies => {
                 let from = self.local.addr() as usize;
                 // SAFETY: `Against::Copies` means host memory on both sides. The region and the
-                // limit's second buffer are separate, have at least `total` bytes and outlive the
-                // limit, a local of this function. No transfer is in flight during a round of the
-                // limit. The second buffer is the exclusively borrowed scratch buffer, or `mapped`,
-                // which no other code uses. `Region::addr` exposes a region's address.
+                // baseline's second buffer are separate, have at least `total` bytes and outlive
+                // the baseline, a local of this function. No transfer is in flight during a round
+                // of the baseline. The second buffer is the exclusively borrowed scratch buffer, or
+                // `mapped`, which no other code uses. `Region::addr` exposes a region's address.
                 Some(Box::new(unsafe { Copies::new(mate.as_ref(), &layout, from, to) }))
             }
             Against::Sockets => {
@@ -266,7 +284,7 @@ impl Session {
             Against::Perftest => None,
             Against::Driver => {
                 let driver = self.driver.as_ref().context("no GPU copies on this path")?;
-                Some(Box::new(driver.limit(op, total)))
+                Some(Box::new(driver.baseline(op, total)))
             }
             Against::HostMemory => {
                 let HostPair { local, remote } =
@@ -275,20 +293,20 @@ impl Session {
                 Some(Box::new(SamePath::new(prepared, total)))
             }
         };
-        let limit = limit.as_mut().map(|limit| &mut **limit as &mut dyn Limit);
+        let baseline = baseline.as_mut().map(|baseline| &mut **baseline as &mut dyn Baseline);
         let share = if op == Op::Pingpong { 2 } else { 1 };
         let rounds = Rounds { watch, seconds: *seconds, bytes: total * share, share };
-        let kernel = kernel.as_mut().map(|kernel| kernel as &mut dyn Limit);
+        let kernel = kernel.as_mut().map(|kernel| kernel as &mut dyn Baseline);
         let cpu = || Ok(control.cpu_seconds()? + cpu_seconds());
         let beat = || dog.beat();
         match echo {
             Some(echo) => {
                 let mut ping = self.ping(&layout, echo, seen)?;
-                rounds.run(limit, kernel, || ping.once(), cpu, beat)
+                rounds.run(baseline, kernel, || ping.once(), cpu, beat)
             }
             None => {
                 let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
-                rounds.run(limit, kernel, || Ok(prepared.run()?.ok()?), cpu, beat)
+                rounds.run(baseline, kernel, || Ok(prepared.run()?.ok()?), cpu, beat)
             }
         }
     }
@@ -350,10 +368,11 @@ impl Session {
             }
         }
         let theirs = pairs.their_median();
+        let gbps = if pingpong { total as f64 / theirs / 1e3 } else { theirs };
         let figures = Figures {
             times: pairs.times.clone(),
-            limit_gbps: Some(if pingpong { total as f64 / theirs / 1e3 } else { theirs }),
-            kernel_gbps: None,
+            baseline: Some(Beside { gbps, ratio: pairs.ratio(op) }),
+            kernel: None,
             cpu_s_per_gb: cpu / ((count * total) as f64 / 1e9),
         };
         Ok((figures, Some(pairs)))
@@ -448,7 +467,9 @@ impl Session {
     fn connects(&self, tools: &mut Tools<'_>) -> anyhow::Result<Spread> {
         let mut times = Times::new();
         for _ in 0..CONNECTS {
-            let endpoint = serve::endpoint(self.pin, tools.ip, self.device.clone())?;
+            interrupt::check()?;
+            let cpus = self.cpus.as_deref();
+            let endpoint = serve::endpoint(self.pin, tools.ip, self.device.clone(), cpus)?;
             let start = Instant::now();
             endpoint.connect(&self.metadata)?;
             times.record(tools.watch.nanos(start, Instant::now()));
@@ -466,6 +487,7 @@ impl Session {
         let mut times = Times::new();
         let prepared = self.peer.prepare(self.batch(Op::Write, layout)?)?;
         for _ in 0..POSTS {
+            interrupt::check()?;
             let start = Instant::now();
             let transfer = prepared.post()?;
             times.record(tools.watch.nanos(start, Instant::now()));
@@ -485,6 +507,20 @@ impl Session {
         tools.dog.beat();
         Ok(used / start.elapsed().as_secs_f64())
     }
+}
+
+/// The path of a program that pins none, and why. `None` if such a program cannot connect.
+pub(crate) fn why_auto(tools: &mut Tools<'_>) -> anyhow::Result<Option<Why>> {
+    let open = Request::Open { pin: Pin::Auto.to_string(), device: None, cpus: None };
+    let metadata = tools.control.bytes(&open)?;
+    let endpoint = serve::endpoint(Pin::Auto, tools.ip, None, None)?;
+    let why = endpoint.connect(&metadata).ok().map(|peer| {
+        let path = peer.path();
+        Why { path: Pin::Auto.to_string(), why: format!("{}: {}", path.kind, path.why) }
+    });
+    endpoint.close();
+    tools.control.done(&Request::Close)?;
+    Ok(why)
 }
 
 /// The transfer of a row between two buffers.

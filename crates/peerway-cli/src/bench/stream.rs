@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use peerway::Prepared;
 
 use super::clock::Stopwatch;
+use super::interrupt;
 use super::measure::Times;
 
 /// Keeps `depth` transfers in flight for about `budget`, and waits for the last one. Records the
@@ -22,6 +23,7 @@ pub(crate) fn run(
     let start = Instant::now();
     let mut count = 0;
     loop {
+        interrupt::check()?;
         // At least `2 * depth` transfers, so that most of them are posted behind others.
         let more = start.elapsed() < budget || count < 2 * u64::from(depth);
         while more && under_way.len() < depth as usize {

@@ -10,7 +10,7 @@ use peerway::driven::Proxy;
 use super::producer::{self, Puts};
 use super::report::{Report, Row};
 use super::{LocalArgs, TIMEOUT};
-use crate::bench::run::Outputs;
+use crate::bench::outputs::Outputs;
 use crate::output;
 
 /// Bytes of a put to the second endpoint of this process.
@@ -22,7 +22,7 @@ const NOTES: &str = "\
 push: a command without effect, by one thread and by all 32 lanes of a warp (time per command)
 round trip: until the kernel sees the answer to its command
 drained: commands without effect, from the launch until the proxy has taken the last one
-posted: puts of 64 bytes to another endpoint of this process, until the last one completes; the
+posted: puts of 64 bytes to another endpoint of this process, until the last one completes; the \
 proxy's threads check, group and copy them in host memory";
 
 /// Runs the benchmark.

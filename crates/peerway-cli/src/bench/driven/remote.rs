@@ -12,7 +12,7 @@ use peerway::{Endpoint, Peer, Region};
 use super::producer::{self, Layers, Producer, Puts, Talk};
 use super::report::{Report, Row};
 use super::{RemoteArgs, RemoteMeasure, TIMEOUT};
-use crate::bench::run::Outputs;
+use crate::bench::outputs::Outputs;
 
 /// Counters for round trips, streams of puts, forwarded puts, and the answers to forwarded puts.
 const TALK: u16 = 0;
@@ -30,13 +30,13 @@ const STREAM_BYTES: u64 = 64 << 20;
 const SOON: Duration = Duration::from_secs(60);
 
 const NOTES: &str = "\
-one way: half of a round trip of put with count, wait by the other kernel, and the same back; the
+one way: half of a round trip of put with count, wait by the other kernel, and the same back; the \
 kernels compare every payload
-puts: from the launch of the sender's kernel until its quiet is answered; the receiver compares all
-bytes afterwards
+puts: from the launch of the sender's kernel until its quiet is answered; the receiver compares \
+all bytes afterwards
 forwarded: a whole round trip of put with count; the receiver copies the bytes on and then answers
 step: one step of a captured graph that writes all layers of a model, without sending
-step + sent: the same, with each layer sent as soon as it is written; the receiver compares each
+step + sent: the same, with each layer sent as soon as it is written; the receiver compares each \
 layer, and the next step waits until the receiver has taken all layers";
 
 /// One rank, with its peer.

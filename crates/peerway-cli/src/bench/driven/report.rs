@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::bench::measure::Times;
 use crate::bench::report::{figure, table, write_table};
 use crate::bench::size;
+use crate::bench::text::paragraph;
 
 /// One figure.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -70,16 +71,18 @@ pub(super) struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "peerway {} bench: {}\n", env!("CARGO_PKG_VERSION"), self.title)?;
+        let head = format!("peerway {} bench: {}", env!("CARGO_PKG_VERSION"), self.title);
+        paragraph(f, &head)?;
+        writeln!(f)?;
         let head = [
-            "what", "size", "threads", "rings", "warps", "avg µs", "p50 µs", "p99 µs", "Mops/s",
-            "GB/s",
+            "what", "size", "thr", "rings", "warps", "avg µs", "p50 µs", "p99 µs", "Mops/s", "GB/s",
         ];
         let mut table = table(&head);
         for row in &self.rows {
             table.add_row(row.cells());
         }
         write_table(f, &mut table, 1)?;
-        writeln!(f, "\n{}", self.notes)
+        writeln!(f)?;
+        self.notes.lines().try_for_each(|note| paragraph(f, note))
     }
 }

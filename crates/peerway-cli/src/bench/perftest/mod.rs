@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Op;
 use super::layout::Layout;
-use super::measure::Times;
+use super::measure::{Ratio, Times};
 use parse::Found;
 
 /// Pairs per row. A median of fewer pairs is not reliable.
@@ -114,6 +114,15 @@ impl Pairs {
     /// The median of perftest's runs.
     pub(crate) fn their_median(&self) -> f64 {
         median(self.theirs.iter().map(|found| found.value))
+    }
+
+    /// The ratio of the rates: ours to perftest's. A shorter time is a higher rate.
+    pub(crate) fn ratio(&self, op: Op) -> Ratio {
+        let pairs = self.ours.iter().zip(&self.theirs);
+        Ratio::of(match op {
+            Op::Pingpong => pairs.map(|(ours, theirs)| theirs.value / ours).collect(),
+            Op::Write | Op::Read => pairs.map(|(ours, theirs)| ours / theirs.value).collect(),
+        })
     }
 
     /// The median of perftest's 99th percentiles. `None` if perftest does not print them.

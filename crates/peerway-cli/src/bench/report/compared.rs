@@ -4,12 +4,12 @@ use std::fmt;
 
 use super::{Line, figure, table, write_table};
 use crate::bench::perftest::{PAIRS, Pairs};
+use crate::bench::text::paragraph;
 use crate::bench::{Op, size};
 
 /// A row and perftest's figures.
 #[derive(Clone, Debug)]
 pub(crate) struct Compared {
-    path: String,
     op: Op,
     size: u64,
     depth: u32,
@@ -26,7 +26,6 @@ pub(crate) struct Compared {
 impl Compared {
     pub(crate) fn new(line: &Line, pairs: &Pairs) -> Self {
         Self {
-            path: line.path.clone(),
             op: line.op,
             size: line.size,
             depth: pairs.depth,
@@ -40,12 +39,9 @@ impl Compared {
         }
     }
 
-    fn cells(&self) -> [String; 11] {
-        let latency = self.op == Op::Pingpong;
-        let unit = if latency { "µs" } else { "GB/s" };
+    fn cells(&self) -> [String; 8] {
+        let unit = if self.op == Op::Pingpong { "µs" } else { "GB/s" };
         [
-            self.path.clone(),
-            self.op.name().to_owned(),
             match self.op {
                 Op::Write => "ib_write_bw",
                 Op::Read => "ib_read_bw",
@@ -56,7 +52,6 @@ impl Compared {
             format!("{} x {}", self.depth, self.queue_pairs),
             format!("{} {unit}", figure(self.ours)),
             format!("{} {unit}", figure(self.theirs)),
-            format!("{:.2}", self.ours / self.theirs),
             figure(self.p50_us),
             figure(self.p99_us),
             self.their_p99_us.map_or_else(|| "-".to_owned(), figure),
@@ -67,30 +62,25 @@ impl Compared {
 /// Writes the table and the definitions of its columns.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, rows: &[Compared]) -> fmt::Result {
     let mut table = table(&[
-        "path",
-        "op",
         "beside",
         "size",
         "depth x QPs",
         "ours",
         "perftest",
-        "ratio",
         "p50 µs",
         "p99 µs",
-        "its p99 µs",
+        "its p99",
     ]);
     for row in rows {
         table.add_row(row.cells());
     }
-    write_table(f, &mut table, 3)?;
-    writeln!(
-        f,
-        "medians of {PAIRS} rounds, each of Peerway and then of perftest, on the same devices; ratio: ours / perftest"
-    )?;
-    writeln!(
-        f,
-        "GB/s: from the first post to the last completion, with depth transfers in flight; p50, p99: of one transfer, from its post"
-    )?;
+    write_table(f, &mut table, 1)?;
+    let what = format!(
+        "medians of {PAIRS} rounds, each of Peerway and then of perftest, on the same devices; \
+         GB/s: from the first post to the last completion, with depth transfers in flight; p50, \
+         p99: of one transfer, from its post"
+    );
+    paragraph(f, &what)?;
     let again: usize = rows.iter().map(|row| row.again).sum();
     if again > 0 {
         writeln!(f, "perftest failed or printed no number in {again} runs; these were repeated")?;

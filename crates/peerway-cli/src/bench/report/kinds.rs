@@ -4,10 +4,11 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{figure, percent, table, write_table};
+use super::{figure, table, write_table};
 use crate::bench::measure::Times;
 use crate::bench::memory::Memory;
 use crate::bench::size;
+use crate::bench::text::paragraph;
 
 /// The timed operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -70,14 +71,15 @@ pub(crate) struct Kinds {
 impl fmt::Display for Kinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [local, remote] = self.gpus;
-        writeln!(
-            f,
-            "peerway {} bench: kinds of GPU memory, {} s per row, GPU {local} here, GPU {remote} on the other side",
+        let head = format!(
+            "peerway {} bench: kinds of GPU memory, {} s per row, GPU {local} here, GPU {remote} on \
+             the other side",
             env!("CARGO_PKG_VERSION"),
             self.seconds
-        )?;
+        );
+        paragraph(f, &head)?;
         writeln!(f, "medians; GB = 10^9 bytes, K = 1024\n")?;
-        let mut table = table(&["what", "unit", "size", "gpu-fd", "gpu-plain", "% of gpu-plain"]);
+        let mut table = table(&["what", "unit", "size", "gpu-fd", "gpu-plain", "fd / plain"]);
         for pair in self.rows.chunks_exact(2) {
             let [ours, plain] = [pair[0].value(), pair[1].value()];
             table.add_row([
@@ -86,17 +88,20 @@ impl fmt::Display for Kinds {
                 size::show(pair[0].size),
                 figure(ours),
                 figure(plain),
-                percent(100.0 * ours / plain),
+                figure(ours / plain),
             ]);
         }
         write_table(f, &mut table, 2)?;
-        writeln!(
+        writeln!(f)?;
+        paragraph(
             f,
-            "\ngpu-fd: cuMemCreate, mapped, shared as a file descriptor; gpu-plain: cuMemAlloc, shared by the driver's own IPC"
+            "gpu-fd: cuMemCreate, mapped, shared as a file descriptor; gpu-plain: cuMemAlloc, shared \
+             by the driver's own IPC",
         )?;
-        writeln!(
+        paragraph(
             f,
-            "copy: one cuMemcpyAsync and a wait, between two buffers of the same kind inside one process"
+            "copy: one cuMemcpyAsync and a wait, between two buffers of the same kind inside one \
+             process",
         )
     }
 }
@@ -125,7 +130,7 @@ mod tests {
         let text = Kinds { gpus: [0, 0], seconds: 0.6, rows }.to_string();
         let found =
             |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
-        assert!(found(&["alloc + free", "µs", "64M", "300", "150", "200"]), "{text}");
-        assert!(found(&["gpu-ipc read", "GB/s", "64M", "100"]), "{text}");
+        assert!(found(&["alloc + free", "µs", "64M", "300", "150", "2.00"]), "{text}");
+        assert!(found(&["gpu-ipc read", "GB/s", "64M", "1.00"]), "{text}");
     }
 }

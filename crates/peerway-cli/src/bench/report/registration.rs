@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::figure;
 use crate::bench::size;
+use crate::bench::text::paragraph;
 
 /// The figures of one path.
 #[derive(Clone, Debug)]
@@ -21,10 +22,10 @@ pub(crate) struct Registration {
 impl fmt::Display for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, sizes, lookups, lookup, behind: (smaller, behind) } = self;
-        writeln!(
-            f,
+        let head = format!(
             "registration, {path}: the time of a region's first prepare minus that of later ones"
-        )?;
+        );
+        paragraph(f, &head)?;
         for (size, nanos) in sizes {
             let millis = *nanos as f64 / 1e6;
             let per_gb = millis * 1e9 / *size as f64;
@@ -36,12 +37,12 @@ impl fmt::Display for Registration {
                 figure(per_gb)
             )?;
         }
-        writeln!(
-            f,
-            "  {lookups} lookups of ranges inside a registered range: {} µs each; with {smaller} smaller \
-             registrations inside it: {} µs",
+        let lookups = format!(
+            "{lookups} lookups of ranges inside a registered range: {} µs each; with {smaller} \
+             smaller registrations inside it: {} µs",
             figure(*lookup as f64 / 1e3),
             figure(*behind as f64 / 1e3),
-        )
+        );
+        paragraph(f, &lookups)
     }
 }

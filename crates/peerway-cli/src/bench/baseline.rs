@@ -1,13 +1,13 @@
-//! The kinds of limit that paths are compared with.
+//! The kinds of baseline that paths are compared with.
 
 use super::memory::Memory;
 
-/// The kind of a path's limit.
+/// The kind of a path's baseline.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Against {
     /// Plain copies inside one process.
     Copies,
-    /// A blocking socket loop.
+    /// A socket loop, the better of one that blocks and one that spins.
     Sockets,
     /// perftest, if `--perftest` is given and perftest has such a row.
     Perftest,
@@ -18,6 +18,17 @@ pub(crate) enum Against {
 }
 
 impl Against {
+    /// The name in tables and JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Copies => "copy",
+            Self::Sockets => "socket",
+            Self::Perftest => "perftest",
+            Self::Driver => "driver",
+            Self::HostMemory => "host",
+        }
+    }
+
     /// The kind for a path, by its name in rows and the memory of both sides.
     pub(crate) fn of(path: &str, memory: [Memory; 2]) -> Self {
         let gpu = memory.iter().any(|memory| memory.is_gpu());

@@ -1,0 +1,19 @@
+//! What this program is: its version, commit, compiler and features.
+
+/// The commit of the sources, or `unknown` if they were not built in a repository.
+pub(crate) const COMMIT: &str = env!("PEERWAY_COMMIT");
+
+/// The text of `peerway --version`. Its first line is the version and the commit.
+pub(crate) const LONG: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (commit ",
+    env!("PEERWAY_COMMIT"),
+    ")\nbuilt:    ",
+    env!("PEERWAY_PROFILE"),
+    ", ",
+    env!("PEERWAY_TARGET"),
+    ", ",
+    env!("PEERWAY_COMPILER"),
+    "\nfeatures: same-process local-map local-cma local-ring tcp",
+    "\n          with their libraries at run time: verbs efa cuda nvrtc"
+);

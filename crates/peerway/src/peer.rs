@@ -192,6 +192,7 @@ impl Peer {
             sum.bytes_served += load(&stats.bytes_served);
             sum.bytes_landed += load(&stats.bytes_landed);
             sum.lanes_lost += load(&stats.lanes_lost);
+            sum.lanes_reopened += load(&stats.lanes_reopened);
             sum.corrupt_records += load(&stats.corrupt_records);
         }
         sum
@@ -236,6 +237,8 @@ pub struct PeerStats {
     pub bytes_landed: u64,
     /// Lanes that broke.
     pub lanes_lost: u64,
+    /// TCP lanes that took the place of broken ones.
+    pub lanes_reopened: u64,
     /// Lanes that were closed, because a record on them was not what the peer sent
     /// (`PEERWAY_DATA`). The last lane of a session counts here and not under `lanes_lost`.
     pub corrupt_records: u64,

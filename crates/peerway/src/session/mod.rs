@@ -4,6 +4,7 @@
 //! are in `progress::driver`.
 
 pub(crate) mod imports;
+pub(crate) mod lanes;
 pub(crate) mod link;
 pub(crate) mod remote;
 
@@ -25,6 +26,7 @@ use crate::os::shm::ShmMapping;
 use crate::path::Path;
 use crate::transport::queues::QueueReach;
 use imports::Imports;
+use lanes::Replacements;
 use link::Link;
 use remote::RemoteInner;
 
@@ -45,6 +47,8 @@ pub(crate) struct Session {
     pub(crate) link: Option<Link>,
     /// Set if the path is RDMA queue pairs.
     pub(crate) rdma: Option<Arc<QueueReach>>,
+    /// How lost TCP lanes are replaced.
+    pub(crate) replacements: Replacements,
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that a second import needs no round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
@@ -138,6 +142,7 @@ pub(crate) struct PeerCounters {
     pub(crate) bytes_landed: AtomicU64,
     pub(crate) transfers: AtomicU64,
     pub(crate) lanes_lost: AtomicU64,
+    pub(crate) lanes_reopened: AtomicU64,
     pub(crate) corrupt_records: AtomicU64,
 }
 
@@ -151,6 +156,7 @@ pub(crate) struct Parts {
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
     pub(crate) rdma: Option<Arc<QueueReach>>,
+    pub(crate) replacements: Replacements,
     pub(crate) initiator: bool,
     /// The peer's process in this PID namespace, if known.
     pub(crate) pid: Option<u32>,
@@ -172,6 +178,7 @@ impl Session {
             reach: parts.reach,
             link: parts.link,
             rdma: parts.rdma,
+            replacements: parts.replacements,
             imports: Imports::default(),
             known: Mutex::default(),
             mapped: Mutex::default(),

@@ -345,7 +345,8 @@ class Peer:
     def stats(self) -> dict[str, int]:
         """``transfers`` posted; bytes that lanes moved for this side (``bytes_written``,
         ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``;
-        ``corrupt_records``: lanes that were closed because of them.
+        ``lanes_reopened``: TCP lanes that took the place of lost ones; ``corrupt_records``: lanes
+        that were closed because of them.
         """
     def remove(self) -> None:
         """Closes the session. Its transfers end."""

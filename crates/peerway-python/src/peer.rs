@@ -515,7 +515,8 @@ impl Peer {
 
     /// ``transfers`` posted; bytes that lanes moved for this side (``bytes_written``,
     /// ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``;
-    /// ``corrupt_records``: lanes that were closed because of them.
+    /// ``lanes_reopened``: TCP lanes that took the place of lost ones; ``corrupt_records``: lanes
+    /// that were closed because of them.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.peer.stats();
@@ -526,6 +527,7 @@ impl Peer {
         dict.set_item("bytes_served", stats.bytes_served)?;
         dict.set_item("bytes_landed", stats.bytes_landed)?;
         dict.set_item("lanes_lost", stats.lanes_lost)?;
+        dict.set_item("lanes_reopened", stats.lanes_reopened)?;
         dict.set_item("corrupt_records", stats.corrupt_records)?;
         Ok(dict)
     }

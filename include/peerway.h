@@ -456,6 +456,8 @@ typedef struct peerway_peer_stats {
     uint64_t lanes_lost;
     // Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
     uint64_t corrupt_records;
+    // TCP lanes that took the place of broken ones.
+    uint64_t lanes_reopened;
 } peerway_peer_stats;
 
 // The end of a transfer.

@@ -347,7 +347,8 @@ class Peer:
     def stats(self) -> dict[str, int]:
         """``transfers`` posted; bytes that this side moved (``bytes_written``, ``bytes_read``) and
         that the peer moved (``bytes_served``, ``bytes_landed``), on every path; ``lanes_lost``;
-        ``corrupt_records``: lanes that were closed because of them.
+        ``lanes_reopened``: TCP lanes that took the place of lost ones; ``corrupt_records``: lanes
+        that were closed because of them.
 
         The peer tells what it moved without this side's processor (by a mapping, CMA, a GPU or a
         device): with each notification and count, and otherwise within an eighth of the detection

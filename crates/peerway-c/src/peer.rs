@@ -131,6 +131,8 @@ pub struct peerway_peer_stats {
     pub lanes_lost: u64,
     /// Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
     pub corrupt_records: u64,
+    /// TCP lanes that took the place of broken ones.
+    pub lanes_reopened: u64,
 }
 
 // SAFETY: repr(C), the size first, and only integers.
@@ -216,6 +218,7 @@ pub unsafe extern "C" fn peerway_peer_statistics(
             bytes_landed: stats.bytes_landed,
             lanes_lost: stats.lanes_lost,
             corrupt_records: stats.corrupt_records,
+            lanes_reopened: stats.lanes_reopened,
         });
         Ok(())
     })

@@ -22,7 +22,7 @@ static_assert(sizeof(struct peerway_region_facts) == 40, "grown");
 static_assert(sizeof(struct peerway_remote_facts) == 32, "grown");
 static_assert(sizeof(struct peerway_peer_facts) == 48, "grown");
 static_assert(offsetof(struct peerway_peer_facts, data) == 40, "the length of the first version");
-static_assert(sizeof(struct peerway_peer_stats) == 64, "grown");
+static_assert(sizeof(struct peerway_peer_stats) == 72, "grown");
 static_assert(offsetof(struct peerway_peer_stats, corrupt_records) == 56, "the length of the first version");
 static_assert(sizeof(struct peerway_endpoint_stats) == 72, "grown");
 static_assert(sizeof(struct peerway_refusal_stats) == 96, "grown");

@@ -20,7 +20,7 @@ use crate::region::{Access, MemoryKind};
 /// `"PW"`.
 pub const MAGIC: u16 = 0x5750;
 /// The protocol version of this build. The handshake refuses peers of another version.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// Bytes in a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 /// The maximum payload of one data frame: one large socket send (512 KiB to 1 MiB measured best).
@@ -302,11 +302,15 @@ pub enum Control {
     LaneLost {
         /// The lane.
         lane: u16,
+        /// How often the lane had been replaced before. A repeated question may be late.
+        generation: u32,
     },
     /// The sender applies no more frames from that lane.
     LaneFenced {
         /// The lane.
         lane: u16,
+        /// The generation that the receiver asked about.
+        generation: u32,
         /// The sequence number of the last frame that the sender processed.
         applied: u64,
         /// The refused frames among the most recent ones, with the reason (a `TransferError` code).
@@ -330,6 +334,18 @@ pub enum Control {
     /// Shows that the sender may take part. The opener sends it before its hello, inside TLS, and
     /// the acceptor answers with its own.
     Admit(Admission),
+    /// Replaces a lost lane of an open session: the first frame on a new connection, without TLS.
+    /// The answer is `LaneOpened`.
+    ReplaceLane {
+        /// The session.
+        session: [u8; 16],
+        /// The lane of the session.
+        lane: u16,
+        /// The number of this attempt, from 1. Each attempt has a new one, and new secrets.
+        generation: u32,
+        /// Only the two ends of the session's TLS connection can compute it for this attempt.
+        proof: Proof,
+    },
 }
 
 /// What an endpoint shows to be admitted.
@@ -622,8 +638,9 @@ mod tests {
 
     #[test]
     fn control_uses_every_byte() {
+        let (lane, generation, refused) = (3, 1, vec![(7, 3)]);
         let message =
-            Control::LaneFenced { lane: 3, applied: 1 << 40, refused: vec![(7, 3)], immediates: 2 };
+            Control::LaneFenced { lane, generation, applied: 1 << 40, refused, immediates: 2 };
         let mut bytes = message.to_bytes();
         assert_eq!(Control::from_bytes(&bytes), Ok(message));
         bytes.push(0);

@@ -515,7 +515,8 @@ impl Peer {
 
     /// ``transfers`` posted; bytes that this side moved (``bytes_written``, ``bytes_read``) and
     /// that the peer moved (``bytes_served``, ``bytes_landed``), on every path; ``lanes_lost``;
-    /// ``corrupt_records``: lanes that were closed because of them.
+    /// ``lanes_reopened``: TCP lanes that took the place of lost ones; ``corrupt_records``: lanes
+    /// that were closed because of them.
     ///
     /// The peer tells what it moved without this side's processor (by a mapping, CMA, a GPU or a
     /// device): with each notification and count, and otherwise within an eighth of the detection
@@ -563,6 +564,7 @@ pub(crate) fn set_traffic(dict: &Bound<'_, PyDict>, stats: &peerway::PeerStats) 
         ("bytes_served", stats.bytes_served),
         ("bytes_landed", stats.bytes_landed),
         ("lanes_lost", stats.lanes_lost),
+        ("lanes_reopened", stats.lanes_reopened),
         ("corrupt_records", stats.corrupt_records),
     ] {
         dict.set_item(name, count)?;

@@ -19,12 +19,14 @@ pub struct Proxy {
 }
 
 struct Shared {
-    target: SocketAddr,
+    /// Where new connections go.
+    target: Mutex<SocketAddr>,
     /// A connection that has ended is gone, with its descriptors.
     links: Mutex<Vec<Weak<Link>>>,
     closed: AtomicBool,
     /// Drop new connections.
     barred: AtomicBool,
+    dropped: AtomicU64,
     /// Bytes between two flipped bits, on average. `None` flips none.
     flip_every: Option<u64>,
     /// The seed of the next direction of a connection.
@@ -74,10 +76,11 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").context("binding the proxy's listener")?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared {
-            target,
+            target: Mutex::new(target),
             links: Mutex::default(),
             closed: AtomicBool::new(false),
             barred: AtomicBool::new(false),
+            dropped: AtomicU64::new(0),
             flip_every,
             seed: AtomicU64::new(seed),
             flips: AtomicU64::new(0),
@@ -112,6 +115,11 @@ impl Proxy {
     /// How many connections have arrived.
     pub fn connections(&self) -> usize {
         self.shared.links.lock().unwrap().len()
+    }
+
+    /// Whether a connection lives.
+    pub fn is_open(&self, connection: usize) -> bool {
+        self.link(connection).is_some_and(|link| !link.dead.load(Ordering::SeqCst))
     }
 
     /// Bytes that a connection has carried from the opener to the target. 0 if it has ended.
@@ -154,9 +162,19 @@ impl Proxy {
         }
     }
 
-    /// Drops all new connections.
-    pub fn bar(&self) {
-        self.shared.barred.store(true, Ordering::SeqCst);
+    /// Drops all new connections, or takes them again.
+    pub fn bar(&self, bar: bool) {
+        self.shared.barred.store(bar, Ordering::SeqCst);
+    }
+
+    /// How many new connections were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.shared.dropped.load(Ordering::SeqCst)
+    }
+
+    /// Passes new connections on to another address.
+    pub fn redirect(&self, target: SocketAddr) {
+        *self.shared.target.lock().unwrap() = target;
     }
 
     fn link(&self, connection: usize) -> Option<Arc<Link>> {
@@ -231,9 +249,11 @@ fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
             return;
         }
         if shared.barred.load(Ordering::SeqCst) {
+            shared.dropped.fetch_add(1, Ordering::SeqCst);
             continue;
         }
-        let Ok(server) = TcpStream::connect(shared.target) else { continue };
+        let target = *shared.target.lock().unwrap();
+        let Ok(server) = TcpStream::connect(target) else { continue };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
         let link = Arc::new(Link {
             client,

@@ -5,9 +5,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use hmac::{Hmac, KeyInit, Mac};
 use peerway_core::config::DataProtection;
 use peerway_core::ids::Incarnation;
 use peerway_core::wire::{Control, HEADER_LEN, Header, Hello, Kind, Proof, Ready, Welcome};
+use sha2::Sha256;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::procfs;
@@ -90,6 +92,19 @@ impl Raw {
     /// A proof of this connection's session. Zeros before the TLS handshake.
     pub fn proof(&self, side: Side, purpose: &str, object: &[u8]) -> Result<Proof> {
         self.tls.as_ref().map_or(Ok([0; 32]), |tls| tls.proof(side, &self.session, purpose, object))
+    }
+
+    /// The proof that a connection replaces a lane of this session: HKDF-Expand (RFC 5869) of one
+    /// block, from a secret that TLS exports.
+    pub fn replacement_proof(&self, side: Side, lane: u16, generation: u32) -> Result<Proof> {
+        let secret = self.proof(Side::Opener, "lanes", &[])?;
+        let mut mac = Hmac::<Sha256>::new_from_slice(&secret)?;
+        mac.update(b"peerway lane proof");
+        mac.update(&[side as u8]);
+        mac.update(&lane.to_le_bytes());
+        mac.update(&generation.to_le_bytes());
+        mac.update(&[1]);
+        Ok(mac.finalize().into_bytes().into())
     }
 
     /// A valid hello, which every endpoint should answer.
@@ -193,6 +208,21 @@ impl Raw {
         match &mut self.tls {
             Some(tls) if self.is_secure => tls.read_exact(&mut self.stream, buffer),
             _ => Ok(self.stream.read_exact(buffer)?),
+        }
+    }
+
+    /// Reads the next control message on a lane and skips other frames.
+    pub fn next_control(&mut self) -> Result<Control> {
+        loop {
+            let mut head = [0; HEADER_LEN];
+            self.read_exact(&mut head).context("no control message")?;
+            let head = Header::read_from_bytes(&head).ok().context("a header")?;
+            let checked = head.check()?;
+            let mut body = vec![0; checked.table + checked.payload];
+            self.read_exact(&mut body)?;
+            if checked.kind == Kind::Control {
+                return Ok(Control::from_bytes(&body)?);
+            }
         }
     }
 

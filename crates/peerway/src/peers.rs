@@ -34,6 +34,8 @@ struct PeerTable {
     /// Sessions of an endpoint with itself. Both ends have the same identity.
     to_self: Vec<Arc<Session>>,
     accepted: VecDeque<Arc<Session>>,
+    /// Live sessions that peers opened, by id, also those of an endpoint with itself.
+    by_id: HashMap<[u8; 16], Arc<Session>>,
     /// The last session with each endpoint that has none now. An opener names it in its hello,
     /// which proves to the acceptor that the old session is over.
     last: HashMap<Whom, [u8; 16]>,
@@ -156,6 +158,7 @@ impl Peers {
         table.live.clear();
         table.to_self.clear();
         table.accepted.clear();
+        table.by_id.clear();
         table.rights.clear();
         table.opened_by_peers.clear();
         table.closed = true;
@@ -215,6 +218,11 @@ impl Peers {
         let table = self.lock();
         let is_peer = |session: &&Arc<Session>| session.sub_session.is_none();
         (table.sum(), table.live.values().filter(is_peer).count())
+    }
+
+    /// The live session with this id, if the peer opened it.
+    pub(crate) fn accepted_session(&self, id: &[u8; 16]) -> Option<Arc<Session>> {
+        self.lock().by_id.get(id).filter(|session| session.is_alive()).cloned()
     }
 
     /// The sub-sessions of a main session.
@@ -308,6 +316,7 @@ impl Peers {
     /// Adds a session that a peer opened. It keeps the place of its claim until it is over.
     pub(crate) fn accepted(&self, session: &Arc<Session>, claim: Option<Claim>) {
         let mut table = self.lock();
+        table.by_id.insert(session.id, session.clone());
         if session.incarnation != self.me {
             table.live.insert(session.whom(), session.clone());
             if session.sub_session.is_none() && table.accepted.len() < MAX_UNASKED {
@@ -360,6 +369,7 @@ impl Peers {
         table.rights.remove(&session.id);
         if !session.initiator {
             table.opened_by_peers.remove(&session.id);
+            table.by_id.remove(&session.id);
         }
         table.accepted.retain(|s| !same(s));
         drop(table);

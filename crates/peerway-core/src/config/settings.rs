@@ -382,7 +382,8 @@ pub const SETTINGS: &[Setting] = &[
         default: "auto",
         doc: "Bulk connections per TCP peer. `auto` is 1 on loopback, where more connections \
               compete for the same cores. On a network it is 4, because one connection keeps one \
-              core busy on each side, or one for each rail if there are more than 4.",
+              core busy on each side, or one for each rail if there are more than 4. A connection that \
+              breaks is opened again while another one lives.",
         kind: Kind::CountOrAuto {
             min: 1,
             max: 64,

@@ -116,6 +116,11 @@ impl SentFrames {
         }))
     }
 
+    /// Whether the peer has answered any frame.
+    pub fn has_answers(&self) -> bool {
+        self.first() > 1
+    }
+
     /// The unanswered frames with their numbers, of a lane that is lost.
     pub(super) fn unanswered(&self) -> Vec<(u64, SentFrame)> {
         let numbered = (self.first()..).zip(self.frames.iter().copied());

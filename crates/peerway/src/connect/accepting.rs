@@ -3,7 +3,8 @@
 //! Handshakes take a fraction of a millisecond of a processor each, and any host may begin many. So
 //! they run in a thread of their own, which blocks in the acceptor's epoll. The thread starts with
 //! the first connection: until then the driver of the first shard watches that epoll. A session
-//! that has finished its handshake goes to its shard by a command.
+//! that has finished its handshake goes to its shard by a command, and so does a connection that
+//! replaces a lost lane.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,7 +22,6 @@ use crate::clock;
 use crate::os::wake::EventFd;
 use crate::progress::driver::Listening;
 use crate::progress::engine::Engine;
-use crate::progress::shard::DriverCommand;
 use crate::threads;
 
 /// The minimum time before an overdue timer is checked again.
@@ -74,8 +74,9 @@ impl Accepting {
                 due = acceptor.until_next(now).map(|due| due.max(AGAIN));
             }
             for new in new {
-                let shard = endpoint.shard_of(&new.session);
-                shard.submit(DriverCommand::Adopt(Box::new(new)));
+                let (session, command) = new.into_command();
+                let shard = endpoint.shard_of(&session);
+                shard.submit(command);
                 shard.notify_if_blocked();
             }
         }

@@ -3,7 +3,8 @@
 //!
 //! A connection becomes a session, a lane of a session, or nothing. A session begins with TLS,
 //! which proves the opener's identity before its first message. A lane begins with a message that
-//! proves that it belongs to its session (see `secure`). Whatever a connection sends, the endpoint
+//! proves that it belongs to its session (see `secure`), one that replaces a lost lane too (see
+//! `identity::lanes`). Whatever a connection sends, the endpoint
 //! goes on serving the other peers.
 //!
 //! When there are too many half-open connections, or too few file descriptors for another one, the
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
+use peerway_core::config::DataProtection;
 use peerway_core::protocol::Role;
 use peerway_core::wire::{
     Admission as Shown, Control, FrameError, Hello, Proof, Ready, Refusal, Welcome,
@@ -36,6 +38,7 @@ use super::opener::{add_queues, decode_host, encode_host, visible_pid};
 use super::secure::{Beginning, Purpose, Secure};
 use crate::clock;
 use crate::identity::admission::Admission;
+use crate::identity::lanes::LaneAttempt;
 use crate::identity::{Identity, Side};
 use crate::limits::RefusalReason;
 use crate::os::process::HostFacts;
@@ -46,12 +49,13 @@ use crate::peers::OpenedByPeer;
 use crate::progress::driver::NewSession;
 use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
-use crate::progress::shard::Shard;
+use crate::progress::shard::{DriverCommand, Shard};
 use crate::progress::shards::MAX_SUB_SESSIONS;
+use crate::session::lanes::{JoinLane, LaneAcceptor, Replacements};
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};
 use crate::transport::queues::{self, NewQueues};
-use crate::transport::tcp;
+use crate::transport::tcp::{self, LaneSecrets};
 
 /// The time after which a half-open connection may be dropped when its source has too many. A
 /// normal handshake rarely takes longer, and new connections can wait this long.
@@ -271,6 +275,31 @@ struct OpenedQueues {
     answers: Vec<queues::Answer>,
 }
 
+/// What a connection has become.
+pub(super) enum Completed {
+    Session(Box<NewSession>),
+    Lane(JoiningLane),
+}
+
+impl Completed {
+    /// The session, and the command that gives its driver what is new.
+    pub(super) fn into_command(self) -> (Arc<Session>, DriverCommand) {
+        match self {
+            Self::Session(new) => (new.session.clone(), DriverCommand::Adopt(new)),
+            Self::Lane(JoiningLane { session, attempt, join }) => {
+                (session.clone(), DriverCommand::JoinLane { session, attempt, join })
+            }
+        }
+    }
+}
+
+/// A connection that replaces a lost lane, if the driver of its session lets it join.
+pub(super) struct JoiningLane {
+    session: Arc<Session>,
+    attempt: LaneAttempt,
+    join: JoinLane,
+}
+
 /// What an acceptor holds for openers.
 #[cfg(any(test, fuzzing))]
 #[derive(Clone, Copy, Debug)]
@@ -286,13 +315,13 @@ pub(super) struct Occupancy {
 }
 
 impl Acceptor {
-    /// Handles an event of epoll. Returns the sessions that it completed.
+    /// Handles an event of epoll. Returns the sessions and lanes that it completed.
     pub(super) fn handle_event(
         &mut self,
         endpoint: &Arc<Engine>,
         word: u64,
         now: u64,
-    ) -> Vec<NewSession> {
+    ) -> Vec<Completed> {
         self.sweep(now);
         let at = word & 0xFFFF_FFFF;
         match word >> 32 {
@@ -633,7 +662,7 @@ impl Acceptor {
     }
 
     /// Handles input on a connection in the handshake.
-    fn spoke(&mut self, endpoint: &Arc<Engine>, id: u64, now: u64) -> Option<NewSession> {
+    fn spoke(&mut self, endpoint: &Arc<Engine>, id: u64, now: u64) -> Option<Completed> {
         let session = self.pending.get(&id)?.session;
         let new = self.hear(endpoint, id, now);
         if !self.pending.contains_key(&id) {
@@ -642,7 +671,7 @@ impl Acceptor {
         new
     }
 
-    fn hear(&mut self, endpoint: &Arc<Engine>, id: u64, now: u64) -> Option<NewSession> {
+    fn hear(&mut self, endpoint: &Arc<Engine>, id: u64, now: u64) -> Option<Completed> {
         let mut pending = self.pending.remove(&id)?;
         loop {
             match pending.read(&endpoint.identity) {
@@ -669,9 +698,10 @@ impl Acceptor {
         mut pending: Pending,
         message: Control,
         now: u64,
-    ) -> Option<NewSession> {
+    ) -> Option<Completed> {
         // A connection without TLS can only add a lane, and is told nothing else.
-        if pending.secure().is_none() != matches!(message, Control::OpenLane { .. }) {
+        let is_lane = matches!(message, Control::OpenLane { .. } | Control::ReplaceLane { .. });
+        if pending.secure().is_none() != is_lane {
             return None;
         }
         match (message, pending.session) {
@@ -742,6 +772,24 @@ impl Acceptor {
                 half.lanes.push((lane, pending.stream));
                 None
             }
+            (Control::ReplaceLane { session, lane, generation, proof }, None) => {
+                let attempt = LaneAttempt { lane, generation };
+                let session = endpoint.peers.accepted_session(&session);
+                let joins = session.and_then(|session| joins(session, attempt, &proof));
+                let Some((session, answer, data, secrets)) = joins else {
+                    pending.reply(&Control::Refuse(Refusal::UnknownSession));
+                    return None;
+                };
+                let _ = epoll::delete(&self.epoll, &pending.stream);
+                let mut stream = pending.stream;
+                // The driver knows whether the lane is free. It neither waits nor reads here: the
+                // send buffer of a fresh connection has room for the answer.
+                let join = Box::new(move || {
+                    stream.write_all(&frame(&Control::LaneOpened { proof: answer }))?;
+                    tcp::wire(stream, data, &secrets)
+                });
+                Some(Completed::Lane(JoiningLane { session, attempt, join }))
+            }
             (Control::OpenQueues { queues: offers }, Some(session)) => {
                 let half = self.half_open.get_mut(&session)?;
                 if half.offer != Offer::Missing {
@@ -771,7 +819,8 @@ impl Acceptor {
                     return None;
                 }
                 let _ = epoll::delete(&self.epoll, &pending.stream);
-                complete(endpoint, half, pending, ready, now)
+                let new = complete(endpoint, half, pending, ready, now)?;
+                Some(Completed::Session(Box::new(new)))
             }
             _ => None,
         }
@@ -932,6 +981,19 @@ impl Acceptor {
     }
 }
 
+/// Checks that a connection replaces a lane of this session. Returns the session with the answer,
+/// the mode and the secrets of the lane.
+fn joins(
+    session: Arc<Session>,
+    attempt: LaneAttempt,
+    proof: &Proof,
+) -> Option<(Arc<Session>, Proof, DataProtection, LaneSecrets)> {
+    let acceptor = session.replacements.acceptor()?;
+    let (answer, secrets) = acceptor.admit(proof, attempt)?;
+    let data = acceptor.data;
+    Some((session, answer, data, secrets))
+}
+
 /// Completes the session after both sides are ready, or refuses it if this side's pin cannot be
 /// met.
 fn complete(
@@ -1004,6 +1066,13 @@ fn complete(
         }
         lanes.push(Some(lane(stream, index, Role::Bulk)?));
     }
+    let replacements = match found.linked || found.same_process || with_queues {
+        true => Replacements::None,
+        false => {
+            let keys = secure.lane_keys(&half.hello.session)?;
+            Replacements::Accepts(LaneAcceptor::new(keys, data, lanes.len()))
+        }
+    };
     let mut rdma = None;
     if with_queues {
         if lanes.len() > 1 {
@@ -1026,6 +1095,7 @@ fn complete(
         pid: visible_pid(&here, opener),
         link,
         rdma,
+        replacements,
         initiator: false,
     };
     let Detection { detect, beat } = Detection::agree(endpoint.config.detect, half.hello.detect_ms);

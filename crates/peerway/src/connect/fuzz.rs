@@ -28,7 +28,7 @@ use peerway_core::wire::{
 use rustix::event::epoll;
 use rustls::ClientConnection;
 
-use super::acceptor::Acceptor;
+use super::acceptor::{Acceptor, Completed};
 use super::hello::{Attach, Attached, frame};
 use super::opener::decode_host;
 use crate::clock;
@@ -390,9 +390,17 @@ impl<'a> World<'a> {
             9 => Control::Admit(Admission::Secret([choice; 32])),
             10 => Control::Bye,
             11 => Control::Import { request: 1, descriptor: vec![choice; 64] },
-            12 => Control::LaneLost { lane: choice.into() },
+            12 => Control::LaneLost { lane: choice.into(), generation: 0 },
             13 => Control::LaneOpened { proof: [choice; 32] },
-            14 => Control::QueuesOpened { queues: vec![(1, Err("why".into()))] },
+            14 => match choice >> 4 {
+                0 => Control::QueuesOpened { queues: vec![(1, Err("why".into()))] },
+                generation => {
+                    let (session, generation) = (self.openers[at].session, generation.into());
+                    // The proof for another purpose.
+                    let proof = self.openers[at].proof(1).unwrap_or_default();
+                    Control::ReplaceLane { session, lane: 1, generation, proof }
+                }
+            },
             _ => {
                 self.lanes_asked += 1;
                 let proof = self.openers[at].proof(1).unwrap_or_default();
@@ -415,7 +423,10 @@ impl<'a> World<'a> {
             }
             // Drivers adopt sessions after the acceptor has handled all events.
             for new in new {
-                self.check_session(new)?;
+                match new {
+                    Completed::Session(new) => self.check_session(*new)?,
+                    Completed::Lane(_) => return Err("a lane joined without a proof".into()),
+                }
             }
             self.check()?;
             if words.is_empty() {

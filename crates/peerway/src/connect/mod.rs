@@ -10,5 +10,6 @@ mod detection;
 pub(crate) mod fuzz;
 pub(crate) mod hello;
 pub(crate) mod import;
+mod lanes;
 pub(crate) mod opener;
 mod secure;

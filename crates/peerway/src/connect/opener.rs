@@ -2,7 +2,7 @@
 //! deadline.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
@@ -17,9 +17,10 @@ use rustix::event::{PollFd, PollFlags};
 use super::acceptor::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
 use super::detection::{self, Detection};
-use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
+use super::hello::{Attach, Attached, HelloError, Probe};
+use super::lanes::{NewLane, Replacer, Route, by_rail, rails};
 use super::secure::{Purpose, SecureStream};
-use crate::address::{self, Rail};
+use crate::address;
 use crate::clock;
 use crate::error::{AddressTried, ConnectError};
 use crate::identity::is_other_identity;
@@ -33,6 +34,7 @@ use crate::progress::driver::NewSession;
 use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
 use crate::progress::shard::{DriverCommand, Shard};
+use crate::session::lanes::Replacements;
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};
 use crate::transport::queues::{self, LaneQueue, QueueReach};
@@ -51,7 +53,7 @@ impl TimeLimit {
         Self { timeout, deadline: clock::after(clock::now(), timeout) }
     }
 
-    fn left(&self) -> Duration {
+    pub(super) fn left(&self) -> Duration {
         clock::until(self.deadline, clock::now())
     }
 
@@ -342,24 +344,27 @@ fn open(
         ConnectError::PathUnavailable { pin: config.transport.to_string(), addr, why }
     })?;
 
+    let by_tcp = !is_near && rdma.is_none();
     let mut bulk_streams = Vec::new();
-    if !is_near && rdma.is_none() {
+    let mut routes = vec![Route { from: None, to: addr }];
+    if by_tcp {
         let mut rails = rails(endpoint, addr, &welcome.metadata);
         for index in 1..=bulk {
             let lane = NewLane { session, index, of: &stream };
             let by_rail = by_rail(&mut rails, &lane, limit, &mut path.why);
-            let stream = match by_rail {
-                Some(stream) => Some(stream),
-                None => match lane.open(addr, None, deadline) {
+            let (stream, route) = match by_rail {
+                Some((stream, rail)) => (Some(stream), rail),
+                None => match lane.open(routes[0], deadline) {
                     Err(HelloError::Limited(limit)) => {
                         path.why.push_str(&format!("; the peer refused lane {index}: {limit}"));
                         break;
                     }
-                    opened => opened.map_err(fail(stage::LANES))?,
+                    opened => (opened.map_err(fail(stage::LANES))?, routes[0]),
                 },
             };
             let refused = ConnectError::PeerMisbehaved { addr, why: "it refused a lane" };
             bulk_streams.push(stream.ok_or(refused)?);
+            routes.push(route);
         }
     }
     let ready = Ready {
@@ -389,6 +394,13 @@ fn open(
     for index in 0..=bulk_streams.len() as u16 {
         secrets.push(stream.secrets(&session, index).map_err(fail(stage::READY))?);
     }
+    let replacements = match by_tcp {
+        true => {
+            let keys = stream.lane_keys(&session).map_err(fail(stage::READY))?;
+            Replacements::Opens(Box::new(Replacer::new(endpoint, &shard, keys, data, routes)))
+        }
+        false => Replacements::None,
+    };
     let mut lanes = vec![Some(lane(stream.into_stream(), &secrets[0], 0, control)?)];
     for (index, stream) in (1..).zip(bulk_streams) {
         let secrets = &secrets[usize::from(index)];
@@ -405,6 +417,7 @@ fn open(
         pid: visible_pid(&host, peer_host),
         link,
         rdma,
+        replacements,
         initiator: true,
     };
     if fell_back {
@@ -572,85 +585,6 @@ fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
         };
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
-    }
-}
-
-/// The pairs of source and destination for bulk lanes. A lane goes to the peer's address on the
-/// network of its rail, because the source address alone does not decide which link packets take.
-fn rails(endpoint: &Engine, to: SocketAddr, metadata: &[u8]) -> Vec<(IpAddr, SocketAddr)> {
-    if to.ip().is_loopback() {
-        return Vec::new();
-    }
-    let theirs = Metadata::from_bytes(metadata).map(|m| m.addresses).unwrap_or_default();
-    let there = |rail: &Rail| {
-        let near = |addr: &SocketAddr| rail.reaches(addr.ip());
-        if near(&to) { to } else { theirs.iter().copied().find(near).unwrap_or(to) }
-    };
-    let same_family = endpoint.rails.iter().filter(|rail| rail.addr.is_ipv4() == to.is_ipv4());
-    same_family.map(|rail| (rail.addr, there(rail))).collect()
-}
-
-/// Opens a lane on the rail whose turn it is. It removes a rail that fails and adds that to `why`.
-/// `None` if no rail is left.
-fn by_rail(
-    rails: &mut Vec<(IpAddr, SocketAddr)>,
-    lane: &NewLane<'_>,
-    limit: TimeLimit,
-    why: &mut String,
-) -> Option<TcpStream> {
-    while !rails.is_empty() {
-        let at = usize::from(lane.index - 1) % rails.len();
-        let (from, to) = rails[at];
-        // A rail without a link is silent and must leave time for the others.
-        let deadline = clock::after(clock::now(), limit.left() / 4);
-        match lane.open(to, Some(from), deadline) {
-            Ok(Some(stream)) => return Some(stream),
-            // The peer allows no more lanes on any rail.
-            Err(HelloError::Limited(_)) => return None,
-            failed => {
-                tracing::warn!(
-                    peer = %to,
-                    %from,
-                    ?failed,
-                    "cannot open a lane on this rail; the session does without the rail"
-                );
-                why.push_str(&format!("; no lane from {from} to {}", to.ip()));
-                rails.remove(at);
-            }
-        }
-    }
-    None
-}
-
-/// A bulk lane to open for a session.
-struct NewLane<'a> {
-    session: [u8; 16],
-    index: u16,
-    /// The connection of the session.
-    of: &'a SecureStream,
-}
-
-impl NewLane<'_> {
-    /// Connects the lane before `deadline`. `None` if the other side refuses it, or does not prove
-    /// that it is the peer.
-    fn open(
-        &self,
-        to: SocketAddr,
-        from: Option<IpAddr>,
-        deadline: u64,
-    ) -> Result<Option<TcpStream>, HelloError> {
-        let (session, lane, purpose) = (self.session, self.index, Purpose::Lane(self.index));
-        let proof = self.of.proof(&session, purpose)?;
-        let timeout = clock::until(deadline, clock::now());
-        let mut stream = net::connect(to, from, timeout).map_err(HelloError::Io)?;
-        let request = Control::OpenLane { session, lane, proof };
-        send(&mut stream, &request, deadline).map_err(HelloError::Io)?;
-        let proven = match receive(&mut stream, deadline)? {
-            Control::LaneOpened { proof } => self.of.is_proven(&proof, &session, purpose),
-            Control::Refuse(Refusal::Limit(why)) => return Err(HelloError::Limited(why)),
-            _ => false,
-        };
-        Ok(proven.then_some(stream))
     }
 }
 

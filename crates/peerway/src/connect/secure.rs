@@ -22,6 +22,7 @@ use subtle::ConstantTimeEq;
 
 use super::hello::{Assembly, HelloError, frame, is_passing, left, send_all};
 use crate::identity::admission::Admission;
+use crate::identity::lanes::LaneKeys;
 use crate::identity::{Identity, Side, incarnation_of};
 use crate::transport::tcp::LaneSecrets;
 
@@ -77,6 +78,8 @@ pub(super) enum Purpose {
     /// The records of a lane of the session in the direction from the side that makes the "proof".
     /// It is a secret, and is never sent.
     Data(u16),
+    /// The lanes that replace lost ones. It is a secret, and is never sent.
+    Lanes,
 }
 
 /// The session id in proofs for [`Purpose::Admission`].
@@ -131,6 +134,7 @@ impl Secure {
             Purpose::Host(boot) => (b"EXPORTER-peerway-host", boot),
             Purpose::Admission => (b"EXPORTER-peerway-admission", &[]),
             Purpose::Data(lane) => (b"EXPORTER-peerway-data", &lane.to_le_bytes()),
+            Purpose::Lanes => (b"EXPORTER-peerway-lanes", &[]),
         };
         let context = [&[side as u8], &session[..], object].concat();
         self.tls.export_keying_material(Proof::default(), label, Some(&context)).ok()
@@ -156,6 +160,12 @@ impl Secure {
         };
         let secret = |from| self.proof(from, session, Purpose::Data(lane));
         Some(LaneSecrets { send: secret(side)?, receive: secret(other)? })
+    }
+
+    /// The keys of lanes that replace lost ones. They are the same on both sides.
+    pub(super) fn lane_keys(&self, session: &[u8; 16]) -> Option<LaneKeys> {
+        let secret = self.proof(Side::Opener, session, Purpose::Lanes)?;
+        Some(LaneKeys::new(&secret))
     }
 
     /// What this side shows to be admitted.
@@ -309,6 +319,11 @@ impl SecureStream {
     pub(super) fn secrets(&self, session: &[u8; 16], lane: u16) -> Result<LaneSecrets, HelloError> {
         let secrets = self.secure.secrets(Side::Opener, session, lane);
         secrets.ok_or(HelloError::Frame(FrameError::Order))
+    }
+
+    /// The keys of lanes that replace lost ones.
+    pub(super) fn lane_keys(&self, session: &[u8; 16]) -> Result<LaneKeys, HelloError> {
+        self.secure.lane_keys(session).ok_or(HelloError::Frame(FrameError::Order))
     }
 
     /// Shows that this endpoint may take part, and checks that the acceptor may. The outer error is

@@ -10,6 +10,7 @@
 
 pub(crate) mod admission;
 mod certificates;
+pub(crate) mod lanes;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

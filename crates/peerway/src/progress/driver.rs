@@ -199,6 +199,12 @@ impl Driver {
                 self.pulled(&session, origin, result)
             }
             DriverCommand::QueuesDone { session, done } => self.queues_done(&session, *done),
+            DriverCommand::LaneOpened { session, attempt, opened } => {
+                self.lane_opened(&session, attempt, opened);
+            }
+            DriverCommand::JoinLane { session, attempt, join } => {
+                self.join_lane(&session, attempt, join);
+            }
         }
     }
 
@@ -354,12 +360,12 @@ impl Driver {
     /// The rare part of [`Self::after_work`]: answers lost lanes and sends signals.
     fn send_what_follows(&mut self, s: &mut SessionDriver) {
         // A lane whose new queue pair is being connected is answered for when that is over.
-        let waits = |lane: &mut u16| s.reopening.is_connecting(*lane);
-        let mut waiting: Vec<u16> = s.lost_by_peer.extract_if(.., waits).collect();
+        let waits = |(lane, _): &mut (u16, u32)| s.reopening.is_connecting(*lane);
+        let mut waiting: Vec<(u16, u32)> = s.lost_by_peer.extract_if(.., waits).collect();
         waiting.sort_unstable();
         waiting.dedup();
-        while let Some(lost) = s.lost_by_peer.pop() {
-            self.lost_by_peer(s, lost);
+        while let Some((lost, generation)) = s.lost_by_peer.pop() {
+            self.lost_by_peer(s, lost, generation);
         }
         s.lost_by_peer = waiting;
         while let Some(slot) = s.signals.pop() {

@@ -123,20 +123,21 @@ impl Driver {
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
         self.finish_puts(s, &mut lane);
         let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates());
-        s.lost.add(lane.index, &lane.sent, &lane.applied, immediates);
+        s.lost.add(lane.index, lane.generation, &lane.sent, &lane.applied, immediates);
+        self.plan_replacement(s, &lane);
         self.queue_ended(s, lane);
         // Repeat all questions and answers: the lane that is lost now may have carried earlier
         // ones.
-        let lost: Vec<u16> = s.lost.questions().collect();
+        let lost: Vec<(u16, u32)> = s.lost.questions().collect();
         let answers: Vec<Control> = s
             .lost
             .answers()
-            .filter(|(lane, _)| !s.reopening.is_connecting(*lane))
-            .map(|(lane, applied)| fenced(lane, applied))
+            .filter(|(lane, ..)| !s.reopening.is_connecting(*lane))
+            .map(|(lane, generation, applied)| fenced(lane, generation, applied))
             .collect();
         if let Some(other) = s.control_lane() {
-            for lane in lost {
-                other.push_control(&Control::LaneLost { lane });
+            for (lane, generation) in lost {
+                other.push_control(&Control::LaneLost { lane, generation });
             }
             for answer in &answers {
                 other.push_control_answer(answer);
@@ -160,14 +161,28 @@ impl Driver {
 
     /// Answers a peer that has lost a lane and asks which of its frames this side applied. Ends the
     /// lane first, so that this side applies no more of them.
-    pub(super) fn lost_by_peer(&mut self, s: &mut SessionDriver, lost: u16) {
-        self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
+    pub(super) fn lost_by_peer(&mut self, s: &mut SessionDriver, lost: u16, generation: u32) {
+        let live = |s: &SessionDriver| {
+            s.lanes.get(usize::from(lost)).and_then(Option::as_ref).map(|lane| lane.generation)
+        };
+        // The lane was replaced since, so the peer has the answer to this question.
+        if live(s).is_some_and(|live| live > generation) {
+            return;
+        }
+        if live(s) == Some(generation) {
+            self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
+        }
+        let Some(applied) = s.lost.applied(lost, generation) else { return };
+        // The peer can send any number. Record only lanes of this session.
+        let is_of_session = usize::from(lost) < s.lanes.len();
         // The lane has no pending pull: only rings carry pulls, and a session ends with its rings.
         // For a draining queue pair, `lane_ended` sends the answer after the drain.
-        if s.lanes.get(usize::from(lost)).is_none_or(Option::is_none) {
-            let answer = s.fenced(lost);
+        if live(s) != Some(generation) {
+            if is_of_session {
+                s.lost.note_unknown(lost, generation);
+            }
             if let Some(other) = s.control_lane() {
-                other.push_control_answer(&answer);
+                other.push_control_answer(&fenced(lost, generation, applied));
                 // The questions come on one lane and the answers leave on another, which the peer
                 // may not read.
                 let (at, too_much) = (usize::from(other.index), other.owes_too_much());
@@ -177,8 +192,7 @@ impl Driver {
                 }
             }
         }
-        // The peer can send any number. Record only lanes of this session.
-        if usize::from(lost) < s.lanes.len() {
+        if is_of_session {
             s.lost.note_question(lost);
         }
     }

@@ -22,7 +22,11 @@ pub(crate) const WINDOW_FRAMES: u32 = 256;
 pub(crate) struct Lane {
     pub(crate) wire: Box<dyn Wire>,
     pub(crate) index: u16,
+    /// How many attempts were made to replace a lane of this index. 0 for the first one.
+    pub(crate) generation: u32,
     pub(crate) role: Role,
+    /// When the lane joined its session.
+    pub(crate) since: u64,
     pub(crate) heard: u64,
     pub(crate) blocked: bool,
     /// epoll watches this wire for room to send.
@@ -60,7 +64,9 @@ impl Lane {
         Self {
             wire,
             index,
+            generation: 0,
             role,
+            since: now,
             heard: now,
             blocked: false,
             watched_out: false,
@@ -96,5 +102,10 @@ impl Lane {
         if self.spare.len() < 8 {
             self.spare.push(pieces);
         }
+    }
+
+    /// Whether the peer has applied a frame of the lane, or this side one of the peer's.
+    pub(crate) fn has_carried(&self) -> bool {
+        self.sent.has_answers() || self.applied.next() > 1
     }
 }

@@ -128,18 +128,20 @@ impl Driver {
                 }
                 s.session.imports.answered(request, result);
             }
-            Control::LaneLost { lane: lost } => {
-                if lost == lane.index {
+            Control::LaneLost { lane: lost, generation } => {
+                if (lost, generation) == (lane.index, lane.generation) {
                     return Err(nonsense(FrameError::Order));
                 }
                 // `with_session` handles it after this call, when this lane is back in the table.
-                if !s.lost_by_peer.contains(&lost) {
-                    s.lost_by_peer.push(lost);
+                if !s.lost_by_peer.contains(&(lost, generation)) {
+                    s.lost_by_peer.push((lost, generation));
                 }
             }
-            Control::LaneFenced { lane: lost, applied, refused, immediates } => {
-                self.replan(s, lost, &Applied { last: applied, refused, immediates });
+            Control::LaneFenced { lane: lost, generation, applied, refused, immediates } => {
+                let answer = Applied { last: applied, refused, immediates };
+                self.replan(s, lost, generation, &answer);
                 self.replan_parts(s, lost, immediates);
+                self.replace_soon(s);
             }
             Control::OpenQueues { queues } if !s.session.initiator => s.reopening.offered(queues),
             Control::QueuesOpened { queues } => s.reopening.answered(queues),
@@ -154,8 +156,8 @@ impl Driver {
 
     /// The peer reports which frames of a lost lane it applied. The others go out again on other
     /// lanes.
-    fn replan(&mut self, s: &mut SessionDriver, lane: u16, answer: &Applied) {
-        for (frame, verdict) in s.lost.resolve(lane, answer) {
+    fn replan(&mut self, s: &mut SessionDriver, lane: u16, generation: u32, answer: &Applied) {
+        for (frame, verdict) in s.lost.resolve(lane, generation, answer) {
             let verdict = match (verdict, frame.kind) {
                 (_, Kind::Write) if is_planted(Bug::ReplanLoses) => Verdict::Done,
                 (Verdict::Done, Kind::Write) if is_planted(Bug::ReplanRepeats) => Verdict::Repeat,

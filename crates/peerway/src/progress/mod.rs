@@ -16,6 +16,7 @@ mod port;
 pub(crate) mod queues;
 mod receive;
 mod reopening;
+mod replacing;
 mod replies;
 pub(crate) mod request;
 pub(crate) mod sessions;

@@ -15,6 +15,7 @@ use super::driver::{Driver, LINK_SOCKET, LINK_WAKE, PROCESS};
 use super::ending::SessionEnd;
 use super::lane::Lane;
 use super::reopening::Reopening;
+use super::replacing::Replacing;
 use crate::clock;
 use crate::limits::Budget;
 use crate::peers::Claim;
@@ -32,8 +33,8 @@ pub(crate) struct SessionDriver {
     pub(super) bulk: VecDeque<SlotId>,
     /// Requests whose bytes are all acknowledged and whose notification or count is due.
     pub(super) signals: Vec<SlotId>,
-    /// Lanes that the peer reported as lost.
-    pub(super) lost_by_peer: Vec<u16>,
+    /// Lanes that the peer reported as lost, with their generations.
+    pub(super) lost_by_peer: Vec<(u16, u32)>,
     /// Lost lanes, until both sides agree on which of their frames were applied.
     pub(super) lost: LostLanes,
     /// Requests with parts to post to RDMA devices, as in `latency` and `bulk`.
@@ -43,6 +44,8 @@ pub(crate) struct SessionDriver {
     pub(super) unfinished: HashMap<u16, Unfinished>,
     /// The state of opening queue pairs that replace lost ones.
     pub(super) reopening: Reopening,
+    /// The state of replacing lost TCP lanes.
+    pub(super) replacing: Replacing,
     /// The lane that gets the next part.
     pub(super) next_queue: usize,
     pub(super) liveness: Liveness,
@@ -112,11 +115,6 @@ impl SessionDriver {
         self.latency.is_empty() && self.bulk.is_empty()
     }
 
-    /// The answer to the peer's [`Control::LaneLost`]: which frames of the lost lane were applied.
-    pub(super) fn fenced(&self, lane: u16) -> Control {
-        fenced(lane, self.lost.applied(lane))
-    }
-
     pub(super) fn is_local(&self) -> bool {
         self.session.link.is_some()
     }
@@ -147,6 +145,7 @@ impl Driver {
             parts_bulk: VecDeque::new(),
             unfinished: HashMap::new(),
             reopening: Reopening::default(),
+            replacing: Replacing::default(),
             next_queue: 0,
             liveness: Liveness::new(new.detect, new.beat, now),
             messages: self.endpoint.messages.of_session(),
@@ -240,7 +239,7 @@ impl Driver {
 }
 
 /// The message that reports which frames of a lost lane were applied.
-pub(super) fn fenced(lane: u16, applied: Applied) -> Control {
+pub(super) fn fenced(lane: u16, generation: u32, applied: Applied) -> Control {
     let Applied { last, refused, immediates } = applied;
-    Control::LaneFenced { lane, applied: last, refused, immediates }
+    Control::LaneFenced { lane, generation, applied: last, refused, immediates }
 }

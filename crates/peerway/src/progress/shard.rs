@@ -20,9 +20,12 @@ use super::poller::{Events, PollGuard, Poller};
 use super::reopening::QueuesDone;
 use super::request::{NewRequest, Request};
 use super::sessions::NewSession;
+use crate::identity::lanes::LaneAttempt;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
+use crate::session::lanes::JoinLane;
 use crate::session::{CloseCause, Session, SessionOwner};
 use crate::threads;
+use crate::transport::Wire;
 use crate::transport::device::CompletionQueue;
 
 /// A command for the driver.
@@ -41,6 +44,14 @@ pub(crate) enum DriverCommand {
     LeaveBarredGates,
     /// A thread has created or connected queue pairs for a session.
     QueuesDone { session: Arc<Session>, done: Box<QueuesDone> },
+    /// A thread has opened a connection in place of a lost lane, or says why it could not.
+    LaneOpened {
+        session: Arc<Session>,
+        attempt: LaneAttempt,
+        opened: Result<Box<dyn Wire>, String>,
+    },
+    /// The peer has opened a connection in place of a lost lane.
+    JoinLane { session: Arc<Session>, attempt: LaneAttempt, join: JoinLane },
     /// The copy pool has finished a pull.
     Pulled { session: Arc<Session>, origin: PullOrigin, result: Result<(), TransferError> },
 }

@@ -134,6 +134,7 @@ impl Driver {
             return;
         }
         self.queues_tick(s, now);
+        self.replace_lanes(s, now);
         let message_time = message_time(self.endpoint.config.detect);
         let too_old =
             now.saturating_sub(u64::try_from(message_time.as_nanos()).unwrap_or(u64::MAX));
@@ -203,6 +204,7 @@ impl SessionDriver {
         // A local peer counts as silent when all its lanes are silent, and its session stays.
         let heard = self.lanes.iter().flatten().map(|lane| lane.heard);
         let due = self.liveness.due(heard, self.is_local(), now);
-        due.min(clock::after(now, self.until_queues(now)))
+        let until = self.until_queues(now).min(self.until_replacement(now));
+        due.min(clock::after(now, until))
     }
 }

@@ -4,6 +4,7 @@
 //! are in `progress::driver`.
 
 pub(crate) mod imports;
+pub(crate) mod lanes;
 pub(crate) mod link;
 pub(crate) mod remote;
 pub(crate) mod stats;
@@ -26,6 +27,7 @@ use crate::os::shm::ShmMapping;
 use crate::path::Path;
 use crate::transport::queues::QueueReach;
 use imports::Imports;
+use lanes::Replacements;
 use link::Link;
 use remote::RemoteInner;
 use stats::PeerCounters;
@@ -47,6 +49,8 @@ pub(crate) struct Session {
     pub(crate) link: Option<Link>,
     /// Set if the path is RDMA queue pairs.
     pub(crate) rdma: Option<Arc<QueueReach>>,
+    /// How lost TCP lanes are replaced.
+    pub(crate) replacements: Replacements,
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that a second import needs no round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
@@ -141,6 +145,7 @@ pub(crate) struct Parts {
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
     pub(crate) rdma: Option<Arc<QueueReach>>,
+    pub(crate) replacements: Replacements,
     pub(crate) initiator: bool,
     /// The peer's process in this PID namespace, if known.
     pub(crate) pid: Option<u32>,
@@ -180,6 +185,7 @@ impl Session {
             reach: parts.reach,
             link: parts.link,
             rdma: parts.rdma,
+            replacements: parts.replacements,
             imports: Imports::default(),
             known: Mutex::default(),
             mapped: Mutex::default(),

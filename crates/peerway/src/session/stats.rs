@@ -23,6 +23,7 @@ pub(crate) struct PeerCounters {
     told_read: AtomicU64,
     told_written: AtomicU64,
     pub(crate) lanes_lost: AtomicU64,
+    pub(crate) lanes_reopened: AtomicU64,
     pub(crate) corrupt_records: AtomicU64,
     /// What sub-sessions that are over have moved.
     past: Mutex<PeerStats>,
@@ -53,6 +54,7 @@ impl PeerCounters {
             bytes_served: both(&self.bytes_served, &self.told_read),
             bytes_landed: both(&self.bytes_landed, &self.told_written),
             lanes_lost: load(&self.lanes_lost),
+            lanes_reopened: load(&self.lanes_reopened),
             corrupt_records: load(&self.corrupt_records),
         };
         sum
@@ -85,6 +87,8 @@ pub struct PeerStats {
     pub bytes_landed: u64,
     /// Lanes that broke.
     pub lanes_lost: u64,
+    /// TCP lanes that took the place of broken ones.
+    pub lanes_reopened: u64,
     /// Lanes that were closed, because a record on them was not what the peer sent
     /// (`PEERWAY_DATA`). The last lane of a session counts here and not under `lanes_lost`.
     pub corrupt_records: u64,
@@ -99,6 +103,7 @@ impl AddAssign for PeerStats {
         add(&mut self.bytes_served, other.bytes_served);
         add(&mut self.bytes_landed, other.bytes_landed);
         add(&mut self.lanes_lost, other.lanes_lost);
+        add(&mut self.lanes_reopened, other.lanes_reopened);
         add(&mut self.corrupt_records, other.corrupt_records);
     }
 }

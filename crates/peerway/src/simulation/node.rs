@@ -1,8 +1,8 @@
 //! A node: an endpoint without sockets and threads, whose driver runs when the schedule says so.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use peerway_core::config::Config;
@@ -16,6 +16,7 @@ use super::wire::SimulatedLane;
 use crate::batch::Batch;
 use crate::clock;
 use crate::identity::Identity;
+use crate::identity::lanes::LaneAttempt;
 use crate::memory::{Backing, RegionInner};
 use crate::path::{Path, PathKind};
 use crate::progress::driver::{Driver, NewSession};
@@ -24,10 +25,12 @@ use crate::progress::holdings::Holdings;
 use crate::progress::lane::Lane;
 use crate::progress::request::{NewRequest, route_of};
 use crate::progress::shard::{DriverCommand, Shard};
+use crate::session::lanes::{JoinLane, LaneOpener, Replacements};
 use crate::session::remote::{Direct, RemoteInner, RemoteRegion};
 use crate::session::{Parts, Reach, Session};
 use crate::threads::Cpus;
 use crate::transfer::Transfer;
+use crate::transport::Wire;
 use crate::transport::error::RdmaError;
 use crate::{Access, Direction, Operation, Region};
 
@@ -45,6 +48,19 @@ pub(super) struct Node {
     pub(super) inner: Arc<Engine>,
     shard: Arc<Shard>,
     session: Arc<Session>,
+    /// Attempts to replace lost lanes that the driver has begun.
+    attempts: Attempts,
+}
+
+/// Keeps the attempts that a driver begins. The schedule carries them out.
+#[derive(Clone, Default)]
+struct Attempts(Arc<Mutex<Vec<LaneAttempt>>>);
+
+impl LaneOpener for Attempts {
+    fn begin(&self, _session: &Arc<Session>, attempt: LaneAttempt) -> Result<(), String> {
+        self.0.lock().unwrap().push(attempt);
+        Ok(())
+    }
 }
 
 impl Node {
@@ -88,6 +104,8 @@ impl Node {
         inner.make_shards().unwrap();
         let shard = inner.shards.get(0).clone();
         shard.start_without_thread(&inner, Driver::new(inner.clone(), shard.clone(), None));
+        let attempts = Attempts::default();
+        let opener = Replacements::Opens(Box::new(attempts.clone()));
         let parts = Parts {
             id: [7; 16],
             incarnation: peer,
@@ -97,6 +115,7 @@ impl Node {
             reach: Reach::default(),
             link: None,
             rdma: None,
+            replacements: if initiator { opener } else { Replacements::None },
             initiator,
             pid: None,
         };
@@ -115,7 +134,44 @@ impl Node {
         };
         shard.submit(DriverCommand::Adopt(Box::new(new)));
         assert_ne!(session.index.load(Ordering::Relaxed), usize::MAX, "the driver adopted it");
-        Self { inner, shard, session }
+        Self { inner, shard, session, attempts }
+    }
+
+    /// Takes the attempts that the driver has begun since the last call.
+    #[cfg(test)]
+    pub(super) fn take_attempts(&self) -> Vec<LaneAttempt> {
+        std::mem::take(&mut *self.attempts.0.lock().unwrap())
+    }
+
+    /// Offers a connection in place of a lost lane. Returns whether the driver took it.
+    #[cfg(test)]
+    pub(super) fn join(&self, attempt: LaneAttempt, lane: &SimulatedLane) -> bool {
+        let joined = Arc::new(AtomicBool::new(false));
+        let (theirs, wire) = (joined.clone(), lane.wire(1));
+        let join: JoinLane = Box::new(move || {
+            theirs.store(true, Ordering::Relaxed);
+            Ok(Box::new(wire))
+        });
+        let session = self.session.clone();
+        self.shard.submit(DriverCommand::JoinLane { session, attempt, join });
+        joined.load(Ordering::Relaxed)
+    }
+
+    /// Ends an attempt: `lane` is the connection, if there is one.
+    #[cfg(test)]
+    pub(super) fn end_attempt(&self, attempt: LaneAttempt, lane: Option<&SimulatedLane>) {
+        let opened: Result<Box<dyn Wire>, String> = match lane {
+            Some(lane) => Ok(Box::new(lane.wire(0))),
+            None => Err(String::from("simulated")),
+        };
+        let session = self.session.clone();
+        self.shard.submit(DriverCommand::LaneOpened { session, attempt, opened });
+    }
+
+    /// Lanes that replaced lost ones.
+    #[cfg(test)]
+    pub(super) fn lanes_reopened(&self) -> u64 {
+        self.session.stats.lanes_reopened.load(Ordering::Relaxed)
     }
 
     /// Registers memory that the caller keeps until the node has stopped.

@@ -8,6 +8,7 @@ use super::plan::{BREAK, CANCEL, DISCONNECT, LIE, PAUSE, Plan, REVOKE, Random};
 use super::wire::SimulatedLane;
 use crate::batch::Batch;
 use crate::clock;
+use crate::identity::lanes::LaneAttempt;
 use crate::{Access, Direction, Ended, Fence, Reason, Region, Transfer};
 
 /// Transfers of a run at most. Each has a place of its own in the memories of both nodes.
@@ -28,6 +29,8 @@ pub(super) struct Tally {
     pub(super) held: u64,
     pub(super) open: u64,
     pub(super) lanes_lost: u64,
+    /// Lanes that came back, on the side that opened the session.
+    pub(super) lanes_reopened: u64,
     pub(super) revoked: u64,
     /// Stops that were longer than the lease.
     pub(super) lease_over: u64,
@@ -39,6 +42,7 @@ impl AddAssign for Tally {
         self.held += more.held;
         self.open += more.open;
         self.lanes_lost += more.lanes_lost;
+        self.lanes_reopened += more.lanes_reopened;
         self.revoked += more.revoked;
         self.lease_over += more.lease_over;
     }
@@ -86,6 +90,8 @@ struct World {
     plan: Plan,
     random: Random,
     lanes: Vec<SimulatedLane>,
+    /// Attempts to replace lost lanes, with the connection once the peer has let it join.
+    attempts: Vec<(LaneAttempt, Option<SimulatedLane>)>,
     nodes: [Node; 2],
     memories: [Memory; 2],
     sent: Vec<Sent>,
@@ -107,7 +113,21 @@ impl World {
         let memories = [0, 1].map(|at| Memory::new(&nodes[at]));
         let piece = 16 + random.below(200);
         let (sent, stopped, tally, trace) = (Vec::new(), [None; 2], Tally::default(), Vec::new());
-        Self { plan, random, lanes, nodes, memories, sent, stopped, piece, tally, traced, trace }
+        let attempts = Vec::new();
+        Self {
+            plan,
+            random,
+            lanes,
+            attempts,
+            nodes,
+            memories,
+            sent,
+            stopped,
+            piece,
+            tally,
+            traced,
+            trace,
+        }
     }
 
     fn run(&mut self) -> Result<(), String> {
@@ -115,6 +135,7 @@ impl World {
             self.step(at)?;
         }
         self.drain()?;
+        self.tally.lanes_reopened = self.nodes[0].lanes_reopened();
         self.check_memory()?;
         self.check_signals()
     }
@@ -133,7 +154,8 @@ impl World {
         let faults = self.plan.faults;
         let chosen = self.random.below(1000);
         match chosen {
-            0..400 => self.deliver(),
+            0..360 => self.deliver(),
+            360..400 => self.reconnect(),
             400..700 => {
                 let node = self.random.below(2) as usize;
                 self.note(|| format!("node {node} polls"));
@@ -386,6 +408,44 @@ impl World {
         self.tally.lanes_lost += 1;
     }
 
+    /// An attempt to replace a lost lane goes on: it fails, the acceptor lets it join, or the opener
+    /// learns that.
+    fn reconnect(&mut self) {
+        self.attempts.extend(self.nodes[0].take_attempts().into_iter().map(|it| (it, None)));
+        if self.attempts.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.attempts.len() as u64) as usize;
+        let (attempt, joined) = self.attempts[at].clone();
+        let fails = self.random.chance(20);
+        let LaneAttempt { lane, generation } = attempt;
+        if joined.is_none() && !fails && self.stopped[1].is_none() {
+            let new = self.lanes[usize::from(lane)].renewed();
+            if self.nodes[1].join(attempt, &new) {
+                self.note(|| format!("lane {lane} joins again, generation {generation}"));
+                self.lanes[usize::from(lane)] = new.clone();
+                self.attempts[at].1 = Some(new);
+                return;
+            }
+        }
+        // A stopped node has its threads stopped too.
+        if self.stopped[0].is_some() {
+            return;
+        }
+        let opened = joined.filter(|_| !fails);
+        self.note(|| match opened {
+            Some(_) => format!("lane {lane} is back, generation {generation}"),
+            None => format!("lane {lane} is not replaced, generation {generation}"),
+        });
+        self.nodes[0].end_attempt(attempt, opened.as_ref());
+        if opened.is_none()
+            && let Some(lane) = &self.attempts[at].1
+        {
+            lane.break_at(0, 0);
+        }
+        self.attempts.swap_remove(at);
+    }
+
     fn pause(&mut self) {
         let node = self.random.below(2) as usize;
         let time = self.random.below(3000) * MS;
@@ -440,6 +500,7 @@ impl World {
             for node in [0, 1, 0, 1] {
                 self.poll(node)?;
             }
+            self.reconnect();
             let open = self.sent.iter().position(|sent| sent.ended.is_none());
             let took = clock::now() - began;
             match open {

@@ -69,6 +69,7 @@ fn every_schedule_keeps_the_promises() {
     println!("{runs} schedules in {:.1} s: {tally:?}", began.elapsed().as_secs_f64());
     // The schedules reach what they are for.
     assert!(tally.done > 0 && tally.held > 0 && tally.open > 0, "{tally:?}");
+    assert!(tally.lanes_reopened > 0, "{tally:?}");
     assert!(tally.lanes_lost > 0 && tally.revoked > 0 && tally.lease_over > 0, "{tally:?}");
 }
 

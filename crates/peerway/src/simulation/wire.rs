@@ -90,6 +90,13 @@ impl SimulatedLane {
         Self { pipes: [pipe(), pipe()], keeps }
     }
 
+    /// A new lane with the same properties.
+    #[cfg(test)]
+    pub(super) fn renewed(&self) -> Self {
+        let pipe = self.pipes[0].lock().unwrap();
+        Self::new(pipe.room, pipe.most, self.keeps)
+    }
+
     /// The wire of one node.
     pub(super) fn wire(&self, node: usize) -> SimulatedWire {
         let [first, second] = self.pipes.clone();

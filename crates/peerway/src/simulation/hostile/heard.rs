@@ -99,7 +99,7 @@ impl Heard {
             Kind::Pulled => return Err("there is no path for a pull".into()),
             Kind::Beat => self.clock = self.clock.max(sequence),
             Kind::Control => match Control::from_bytes(body).map_err(|why| why.to_string())? {
-                Control::LaneLost { lane } => self.lost.push(lane),
+                Control::LaneLost { lane, .. } => self.lost.push(lane),
                 Control::Imported { .. } => {
                     self.imported += 1;
                     if self.imported > sent.count(Kind::Control) {

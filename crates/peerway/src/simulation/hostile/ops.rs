@@ -340,11 +340,12 @@ impl World<'_> {
             }
             4..6 => {
                 let other = (lane + 1 + usize::from(choice >> 4)) % self.lanes.len();
-                let lost = if self.is_wild() { self.input.number() as u16 } else { other as u16 };
+                let number = if self.is_wild() { self.input.number() } else { other as u64 };
+                let (lost, generation) = (number as u16, (number >> 16) as u32);
                 if usize::from(lost) == lane && self.wildness == 0 {
                     return None;
                 }
-                Control::LaneLost { lane: lost }
+                Control::LaneLost { lane: lost, generation }
             }
             6..9 => {
                 let asked = self.heard.iter().find_map(|heard| heard.lost.last().copied());
@@ -354,7 +355,8 @@ impl World<'_> {
                 };
                 let applied = self.input.number();
                 let refused = (0..self.input.below(3)).map(|at| (1 + at as u64, 3)).collect();
-                Control::LaneFenced { lane, applied, refused, immediates: self.input.number() }
+                let (generation, immediates) = (u32::from(choice >> 7), self.input.number());
+                Control::LaneFenced { lane, generation, applied, refused, immediates }
             }
             9 => Control::Imported { request, result: Err(self.input.byte()) },
             10 => Control::Imported { request, result: Ok(import()) },
@@ -423,7 +425,7 @@ impl World<'_> {
                 4 => {
                     head = Header::new(Kind::Control);
                     let lost = (at % 60_000) as u16 + 4;
-                    body = Control::LaneLost { lane: lost }.to_bytes();
+                    body = Control::LaneLost { lane: lost, generation: 0 }.to_bytes();
                 }
                 5 => {
                     head = Header::new(Kind::Control);

@@ -179,7 +179,7 @@ pub(crate) fn all_lost(world: &World) -> Result<Verdict> {
     b.child()?.stop()?;
     // By now the proxy has filled the target's sockets.
     std::thread::sleep(Duration::from_millis(100));
-    proxy.bar();
+    proxy.bar(true);
     proxy.kill_all();
     let start = Instant::now();
     let ended = world.ends(&transfer, world.profile.deadline)?;

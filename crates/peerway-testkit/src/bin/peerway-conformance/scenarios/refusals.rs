@@ -173,7 +173,9 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
     let before = refusals(&mut victim.b)?;
     let mut lanes = session(addr, from(), &mut random, 1)?;
     let questions: Vec<u8> = (0..QUESTIONS)
-        .flat_map(|at| control(&Control::LaneLost { lane: 100 + (at % 60_000) as u16 }))
+        .flat_map(|at| {
+            control(&Control::LaneLost { lane: 100 + (at % 60_000) as u16, generation: 0 })
+        })
         .collect();
     // The questions go on the bulk lane. Their answers leave on the first connection.
     let until = Instant::now() + world.profile.slack;

@@ -170,7 +170,8 @@ impl Driver {
             }
             let joined = join().map_err(|error| error.to_string());
             if let Err(why) = joined.and_then(|wire| driver.install_lane(s, attempt, wire)) {
-                tracing::debug!(why, lane = attempt.lane, peer = %s.session.addr, "lane not joined");
+                let (lane, peer) = (attempt.lane, s.session.addr);
+                tracing::debug!(why, lane, %peer, "lane not joined");
             }
         });
     }

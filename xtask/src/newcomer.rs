@@ -4,7 +4,7 @@
 //! of the caller's variables but those that reach the network and find tools. Every shell block of
 //! README.md runs there with `bash -e`. Blocks that use Python run once with Python 3.11, the
 //! oldest version, and once with the newest that is installed; so does the first example of the
-//! guide. A newcomer's build outputs are kept between runs, in a directory of their own: cargo
+//! guide. A newcomer's build outputs are kept between runs, in directories of their own: cargo
 //! builds again what has changed.
 
 use std::collections::BTreeSet;
@@ -114,7 +114,9 @@ impl Newcomer<'_> {
         let paths = std::env::var_os("PATH").unwrap_or_default();
         let paths = std::iter::once(links).chain(std::env::split_paths(&paths));
         command.env("PATH", std::env::join_paths(paths)?);
-        command.env("CARGO_TARGET_DIR", self.place.join("build"));
+        // One for each Python: the binding's libraries are built anew for another interpreter.
+        let build = self.place.join(format!("build-3.{}", python.minor));
+        command.env("CARGO_TARGET_DIR", build);
         let first = block.lines().next().unwrap_or_default();
         let output = steps::run(&mut command, &format!("README.md: {first}"))?;
         for (mark, wanted) in PRINTS {

@@ -20,7 +20,7 @@ use crate::region::{Access, MemoryKind};
 /// `"PW"`.
 pub const MAGIC: u16 = 0x5750;
 /// The protocol version of this build. The handshake refuses peers of another version.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// Bytes in a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 /// The maximum payload of one data frame: one large socket send (512 KiB to 1 MiB measured best).
@@ -330,6 +330,13 @@ pub enum Control {
     /// Shows that the sender may take part. The opener sends it before its hello, inside TLS, and
     /// the acceptor answers with its own.
     Admit(Admission),
+    /// Keys to imported memory for the queue pair on which this message travels. They replace
+    /// earlier ones.
+    Keys {
+        /// The grant of the memory ([`SlotId::to_bits`](crate::ids::SlotId::to_bits)), and the key.
+        /// 0 if the memory is revoked.
+        keys: Vec<(u64, u32)>,
+    },
 }
 
 /// What an endpoint shows to be admitted.
@@ -423,6 +430,9 @@ pub struct RdmaPort {
     pub ethernet: bool,
     /// Whether its queue pairs use reliable datagrams (EFA) instead of connections.
     pub datagrams: bool,
+    /// Whether its keys open memory to one queue pair each. The owner then sends the keys of a
+    /// queue pair on its lane ([`Control::Keys`]).
+    pub windows: bool,
 }
 
 /// One end of a queue pair connection.
@@ -536,7 +546,8 @@ pub struct Import {
     pub pass: u32,
     /// The owner offers a mapping. The file descriptor follows on the local socket.
     pub mapping: Option<MappingOffer>,
-    /// The key of the memory on each of the owner's RDMA ports. Empty if the ports cannot reach it.
+    /// The key of the memory on each of the owner's RDMA ports. 0 for a port with a key for each
+    /// queue pair. Empty if the ports cannot reach the memory.
     pub keys: Vec<u32>,
     /// RDMA writes to this memory become visible only after a read from it.
     pub flush: bool,

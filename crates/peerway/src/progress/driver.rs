@@ -199,6 +199,7 @@ impl Driver {
                 self.pulled(&session, origin, result)
             }
             DriverCommand::QueuesDone { session, done } => self.queues_done(&session, *done),
+            DriverCommand::KeysMade { session, made } => self.keys_made(&session, *made),
         }
     }
 

@@ -20,8 +20,9 @@ use crate::limits::MessageCharge;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::gate::GateRef;
+use crate::progress::windows::LaneWindows;
 use crate::transport::Wire;
-use crate::transport::device::{DeviceQueue, QueueEnds};
+use crate::transport::device::{DeviceQueue, KeyTable, QueueEnds};
 use crate::work::Work;
 
 /// Limit of unacknowledged bytes on a lane. It is about what a loopback socket buffers, and on a
@@ -39,6 +40,8 @@ const MAX_OWED: usize = 1 << 20;
 
 /// See the module.
 pub(crate) struct Lane {
+    /// Keys to our memory for the peer of a device queue. Closed before the queue is destroyed.
+    pub(crate) windows: LaneWindows,
     pub(crate) wire: Box<dyn Wire>,
     pub(crate) index: u16,
     pub(crate) role: Role,
@@ -232,12 +235,13 @@ impl Lane {
     /// Makes a lane from a queue pair.
     pub(crate) fn of_queue(index: u16, queue: Box<dyn DeviceQueue>, now: u64) -> Self {
         let role = if queue.is_for_latency() { Role::Latency } else { Role::Bulk };
-        let ends = Some(queue.ends());
+        let ends = Some(queue.ends(index));
         Self { ends, ..Self::new(queue, index, role, now) }
     }
 
     pub(crate) fn new(wire: Box<dyn Wire>, index: u16, role: Role, now: u64) -> Self {
         Self {
+            windows: LaneWindows::default(),
             wire,
             index,
             role,
@@ -273,6 +277,12 @@ impl Lane {
     #[inline]
     pub(crate) fn is_queue(&self) -> bool {
         self.draining.is_none() && self.ends.is_some()
+    }
+
+    /// Whether the wire is a queue pair with keys of its own to the peer's memory.
+    pub(crate) fn is_keyed(&self) -> bool {
+        let index = KeyTable::of_lane(self.index);
+        self.is_queue() && self.ends.is_some_and(|ends| ends.key_index == index)
     }
 
     /// Lowers the limit of unacknowledged frames, and of parts in progress, below the lane's

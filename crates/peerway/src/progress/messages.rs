@@ -10,7 +10,6 @@ use rustix::event::epoll;
 
 use super::driver::Driver;
 use super::ending::{LaneEnd, SessionEnd};
-use super::imports;
 use super::receive::{HEAD_READ, Step, nonsense, refill};
 use super::sessions::SessionDriver;
 use crate::bugs::{Bug, is_planted};
@@ -99,8 +98,7 @@ impl Driver {
     fn control(&mut self, s: &mut SessionDriver, lane: &mut Lane, message: Control) -> Step<()> {
         match message {
             Control::Import { request, descriptor } => {
-                let answer = imports::answer(&self.endpoint, &s.session, request, &descriptor);
-                lane.push_control_answer(&answer);
+                self.import(s, lane, request, &descriptor);
             }
             Control::Importing { request } => s.session.imports.takes_time(request),
             Control::Imported { request, result } => {
@@ -108,8 +106,12 @@ impl Driver {
                 if result.is_ok() && s.session.imports.is_waiting(request) {
                     self.endpoint.peers.give_right(&s.session);
                 }
-                s.session.imports.answered(request, result);
+                self.keys_answered(s, request, result.is_ok());
+                let mut lanes = s.keyed_lanes();
+                lanes.extend(lane.is_keyed().then_some(lane.index));
+                s.session.imports.answered(request, result, lanes);
             }
+            Control::Keys { keys } => self.keys_came(s, lane, &keys)?,
             Control::LaneLost { lane: lost } => {
                 if lost == lane.index {
                     return Err(nonsense(FrameError::Order));

@@ -25,3 +25,4 @@ mod staging;
 mod sync;
 mod timers;
 mod transmit;
+pub(crate) mod windows;

@@ -20,6 +20,7 @@ use super::poller::{Events, PollGuard, Poller};
 use super::reopening::QueuesDone;
 use super::request::{NewRequest, Request};
 use super::sessions::NewSession;
+use super::windows::KeysMade;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
 use crate::session::{CloseCause, Session, SessionOwner};
 use crate::threads;
@@ -41,6 +42,8 @@ pub(crate) enum DriverCommand {
     LeaveBarredGates,
     /// A thread has created or connected queue pairs for a session.
     QueuesDone { session: Arc<Session>, done: Box<QueuesDone> },
+    /// A thread has made keys to our memory for a session's queue pairs.
+    KeysMade { session: Arc<Session>, made: Box<KeysMade> },
     /// The copy pool has finished a pull.
     Pulled { session: Arc<Session>, origin: PullOrigin, result: Result<(), TransferError> },
 }

@@ -532,6 +532,9 @@ typedef struct peerway_refusal_stats {
     uint64_t counts_without_right;
     // Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
     uint64_t corrupt_records;
+    // Keys to memory for one queue pair alone, because an RDMA device had no memory window left.
+    // The peer got a key that is valid for all peers, or none (PEERWAY_RDMA_WINDOWS).
+    uint64_t windows;
 } peerway_refusal_stats;
 
 // Facts about a remote region.

@@ -37,6 +37,9 @@ pub struct peerway_refusal_stats {
     pub counts_without_right: u64,
     /// Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
     pub corrupt_records: u64,
+    /// Keys to memory for one queue pair alone, because an RDMA device had no memory window left.
+    /// The peer got a key that is valid for all peers, or none (PEERWAY_RDMA_WINDOWS).
+    pub windows: u64,
 }
 
 // SAFETY: repr(C), the size first, and only integers.
@@ -68,6 +71,7 @@ pub unsafe extern "C" fn peerway_endpoint_refusals(
             counters: refused.counters,
             counts_without_right: refused.counts_without_right,
             corrupt_records: refused.corrupt_records,
+            windows: refused.windows,
         });
         Ok(())
     })

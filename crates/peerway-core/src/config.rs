@@ -23,7 +23,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 pub use parse::{parse_bytes, parse_duration, show_duration};
-pub use pin::{DataProtection, IdentityMode, LogLevel, Pin};
+pub use pin::{DataProtection, IdentityMode, KeyWindows, LogLevel, Pin};
 pub use settings::{FoundSetting, Kind, SETTINGS, Setting, Status};
 
 /// The configuration of an endpoint. [`Config::default`] holds the defaults of the table.
@@ -130,6 +130,8 @@ pub struct Rdma {
     pub retries: u8,
     /// How long a device waits for an acknowledgement.
     pub timeout: Duration,
+    /// Whether keys open advertised memory to one queue pair each.
+    pub windows: KeyWindows,
 }
 
 impl Config {
@@ -245,6 +247,7 @@ impl Config {
                 queue_pairs: 0,
                 retries: 0,
                 timeout: Duration::ZERO,
+                windows: KeyWindows::Auto,
             },
             limits: Limits {
                 handshakes: 0,
@@ -401,6 +404,7 @@ mod tests {
             queue_pairs: 2,
             retries: 7,
             timeout: Duration::from_millis(67),
+            windows: KeyWindows::Auto,
         };
         assert_eq!(config.rdma, rdma);
     }
@@ -527,6 +531,7 @@ mod tests {
             queue_pairs: 1,
             retries: 2,
             timeout: Duration::from_millis(5),
+            windows: KeyWindows::Auto,
         };
         assert_eq!(config.rdma, rdma);
     }

@@ -345,7 +345,14 @@ mod tests {
 
     /// A message of each kind.
     fn messages() -> Vec<Control> {
-        let port = RdmaPort { gid: [1; 16], lid: 2, mtu: 3, ethernet: true, datagrams: false };
+        let port = RdmaPort {
+            gid: [1; 16],
+            lid: 2,
+            mtu: 3,
+            ethernet: true,
+            datagrams: false,
+            windows: true,
+        };
         let end = QueueEnd {
             port: 1,
             number: 2,
@@ -436,6 +443,7 @@ mod tests {
             Control::OpenQueues { queues: vec![offer; 3] },
             Control::QueuesOpened { queues: vec![(1, Ok(end)), (2, Err("why".into()))] },
             Control::Bye,
+            Control::Keys { keys: vec![(1 << 32 | 5, 0x1234), (7, 0)] },
             Control::Admit(Admission::Secret([1; 32])),
             Control::Admit(shown),
         ]

@@ -346,6 +346,13 @@ pub enum Control {
         /// Only the two ends of the session's TLS connection can compute it for this attempt.
         proof: Proof,
     },
+    /// Keys to imported memory for the queue pair on which this message travels. They replace
+    /// earlier ones.
+    Keys {
+        /// The grant of the memory ([`SlotId::to_bits`](crate::ids::SlotId::to_bits)), and the key.
+        /// 0 if the memory is revoked.
+        keys: Vec<(u64, u32)>,
+    },
 }
 
 /// What an endpoint shows to be admitted.
@@ -439,6 +446,9 @@ pub struct RdmaPort {
     pub ethernet: bool,
     /// Whether its queue pairs use reliable datagrams (EFA) instead of connections.
     pub datagrams: bool,
+    /// Whether its keys open memory to one queue pair each. The owner then sends the keys of a
+    /// queue pair on its lane ([`Control::Keys`]).
+    pub windows: bool,
 }
 
 /// One end of a queue pair connection.
@@ -552,7 +562,8 @@ pub struct Import {
     pub pass: u32,
     /// The owner offers a mapping. The file descriptor follows on the local socket.
     pub mapping: Option<MappingOffer>,
-    /// The key of the memory on each of the owner's RDMA ports. Empty if the ports cannot reach it.
+    /// The key of the memory on each of the owner's RDMA ports. 0 for a port with a key for each
+    /// queue pair. Empty if the ports cannot reach the memory.
     pub keys: Vec<u32>,
     /// RDMA writes to this memory become visible only after a read from it.
     pub flush: bool,

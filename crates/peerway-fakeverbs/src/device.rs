@@ -189,11 +189,11 @@ impl Device {
         attr.max_qp = 65536;
         attr.max_qp_wr = MAX_WR as c_int;
         if !self.is_efa() {
-            attr.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN
-                | IBV_DEVICE_MEM_WINDOW
-                | IBV_DEVICE_MEM_WINDOW_TYPE_2B
-                | IBV_DEVICE_MEM_MGT_EXTENSIONS;
-            attr.max_mw = 1 << 20;
+            attr.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+            if self.fabric.script.windows > 0 {
+                attr.device_cap_flags |= IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+            }
+            attr.max_mw = self.fabric.script.windows as c_int;
         }
         attr.max_sge = MAX_SGE as c_int;
         attr.max_sge_rd = MAX_SGE as c_int;

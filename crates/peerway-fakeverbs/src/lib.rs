@@ -28,6 +28,7 @@
 //! | `delay=T` | 1ms | the delay of `reorder` and `late` |
 //! | `flush_after=N` | | a queue pair fails when it begins its N-th request |
 //! | `memlock=BYTES` | | registering more than this on a device fails, as beyond `ulimit -l` |
+//! | `windows=N` | 1048576 | memory windows that a process may have on a device; 0: it has none |
 //! | `dmabuf=no` | | registering a dma-buf fails with EOPNOTSUPP, as before Linux 5.12 |
 //! | `posted` | | writes to a dma-buf land only when a peer reads some dma-buf |
 //! | `prompt` | | a post returns only when its queue pair is idle |

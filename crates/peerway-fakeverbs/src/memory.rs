@@ -68,7 +68,7 @@ impl Regions {
     }
 
     fn is_posted(&self, key: u32) -> bool {
-        self.by_key.get(&key).is_some_and(|region| region.posted)
+        self.by_key.get(&self.windows.region(key)).is_some_and(|region| region.posted)
     }
 
     /// Writes the held bytes to their regions.
@@ -103,10 +103,19 @@ impl Regions {
         !self.windows.are_on(key) && self.by_key.remove(&key).is_some()
     }
 
-    pub(crate) fn add_window(&mut self, pd: u32) -> u32 {
+    /// Adds a window and returns its key, unless there are `most`.
+    pub(crate) fn add_window(&mut self, pd: u32, most: u32) -> Option<u32> {
+        if self.windows.len() >= most as usize {
+            return None;
+        }
         let key = self.next_key();
         self.windows.add(pd, key);
-        key
+        Some(key)
+    }
+
+    /// Whether a window is bound to this queue pair.
+    pub(crate) fn has_windows_of(&self, qp: u32) -> bool {
+        self.windows.are_of(qp)
     }
 
     pub(crate) fn remove_window(&mut self, key: u32) {

@@ -32,6 +32,8 @@ pub(crate) struct Script {
     pub(crate) flush_after: Option<u64>,
     /// Bytes that a process may register on a device.
     pub(crate) memlock: u64,
+    /// Memory windows that a process may have on a device. Devices without any say so.
+    pub(crate) windows: u32,
     /// Whether dma-bufs can be registered.
     pub(crate) dmabuf: bool,
     /// Peers' writes to dma-bufs are held back until a peer reads one.
@@ -63,6 +65,7 @@ impl Default for Script {
             modify_qp: None,
             flush_after: None,
             memlock: u64::MAX,
+            windows: 1 << 20,
             dmabuf: true,
             posted: false,
             prompt: false,
@@ -114,6 +117,7 @@ impl Script {
                 self.modify_qp = Some((time(delay)?, number(which)?));
             }
             "memlock" => self.memlock = number(value)?,
+            "windows" => self.windows = at_most(1 << 20, value)?,
             "dmabuf" if value == "no" => self.dmabuf = false,
             "dmabuf" => return Err("the value must be `no`".to_owned()),
             "die" => self.die = Some(number(value)?),

@@ -41,6 +41,8 @@ pub struct Stats {
     pub connects: u64,
     /// Such calls that have returned.
     pub connected: u64,
+    /// Memory windows that exist now.
+    pub windows: u64,
 }
 
 macro_rules! counters {
@@ -78,6 +80,7 @@ counters!(
     inlined,
     connects,
     connected,
+    windows,
 );
 
 pub(crate) static COUNTERS: Counters = Counters::new();

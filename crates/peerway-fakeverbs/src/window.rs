@@ -3,15 +3,17 @@
 //! Invariants: the upper three bytes of a window's key never change. The program chooses the lowest
 //! byte, which changes with every bind. A key grants access to its range, only to the peer of the
 //! queue pair that bound it, until it is invalidated. A region with a bound window cannot be
-//! deregistered.
+//! deregistered, and a queue pair with a bound window cannot be destroyed.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::Ordering;
 
 use peerway_sys::verbs::ffi::*;
 
 use crate::context::fail;
 use crate::pd::FakePd;
+use crate::stats::{COUNTERS, count};
 
 /// The windows of a context, by the upper bytes of their keys.
 #[derive(Debug, Default)]
@@ -38,6 +40,21 @@ pub(crate) struct Bound {
 impl Windows {
     pub(crate) fn has(&self, key: u32) -> bool {
         self.0.contains_key(&(key >> 8))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether a window is bound to this queue pair.
+    pub(crate) fn are_of(&self, qp: u32) -> bool {
+        self.0.values().any(|window| window.bound.is_some_and(|bound| bound.qp == qp))
+    }
+
+    /// The key of the region behind a key: of the bound region, if it is the key of a window.
+    pub(crate) fn region(&self, key: u32) -> u32 {
+        let window = self.0.get(&(key >> 8)).filter(|window| window.key == key);
+        window.and_then(|window| window.bound).map_or(key, |bound| bound.region)
     }
 
     pub(crate) fn are_on(&self, region: u32) -> bool {
@@ -107,8 +124,12 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
     if domain.nic.device.is_removed() {
         return fail(libc::EIO);
     }
-    let rkey = domain.nic.lock().regions.add_window(domain.id);
+    let most = domain.nic.device.fabric.script.windows;
+    let Some(rkey) = domain.nic.lock().regions.add_window(domain.id, most) else {
+        return fail(libc::ENOMEM);
+    };
     domain.add_user();
+    count(&COUNTERS.windows, 1);
     // SAFETY: by the handles contract.
     let context = unsafe { (*pd).context };
     Box::into_raw(Box::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }))
@@ -123,6 +144,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let (mw, domain) = unsafe { (Box::from_raw(mw), FakePd::of((*mw).pd)) };
     domain.nic.lock().regions.remove_window(mw.rkey);
     domain.remove_user();
+    COUNTERS.windows.fetch_sub(1, Ordering::Relaxed);
     0
 }
 
@@ -152,6 +174,8 @@ mod tests {
         assert!(!windows.invalidate(1, 0x501) && !windows.are_on(9));
         assert_eq!(find(&windows, 0x501, 7, 0x1000, 1, access), None);
         assert!(windows.bind(1, 0x502, bound));
+        assert_eq!((windows.region(0x502), windows.region(0x501)), (9, 0x501));
+        assert!(windows.are_of(7) && !windows.are_of(8));
         windows.forget(7);
         assert!(!windows.are_on(9));
     }

@@ -167,6 +167,7 @@ impl Endpoint {
             ("counters", refused.counters),
             ("counts_without_right", refused.counts_without_right),
             ("corrupt_records", refused.corrupt_records),
+            ("windows", refused.windows),
         ] {
             refusals.set_item(reason, count)?;
         }

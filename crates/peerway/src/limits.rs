@@ -56,6 +56,9 @@ pub struct RefusalStats {
     /// Lanes that were closed, because a record on them was not what the peer sent
     /// (`PEERWAY_DATA`). Their transfers go on over other lanes.
     pub corrupt_records: u64,
+    /// Keys to memory for one queue pair alone, because an RDMA device had no memory window left.
+    /// The peer got a key that is valid for all peers, or none (`PEERWAY_RDMA_WINDOWS`).
+    pub windows: u64,
 }
 
 /// Why an endpoint refuses something to a peer.
@@ -72,10 +75,11 @@ pub(crate) enum RefusalReason {
     Counters,
     CountWithoutRight,
     CorruptRecord,
+    NoWindow,
 }
 
 impl RefusalReason {
-    const COUNT: usize = Self::CorruptRecord as usize + 1;
+    const COUNT: usize = Self::NoWindow as usize + 1;
 
     /// The sentence for the log.
     fn sentence(self) -> &'static str {
@@ -110,6 +114,10 @@ impl RefusalReason {
             Self::CorruptRecord => {
                 "closed a lane: a record on it is not what the peer sent (PEERWAY_DATA); check the \
                  network and the memory of both hosts"
+            }
+            Self::NoWindow => {
+                "no memory window for a key to advertised memory: the key is valid for all peers, \
+                 or frames carry the bytes (PEERWAY_RDMA_WINDOWS)"
             }
         }
     }
@@ -178,6 +186,7 @@ impl Refusals {
             counters: count(RefusalReason::Counters),
             counts_without_right: count(RefusalReason::CountWithoutRight),
             corrupt_records: count(RefusalReason::CorruptRecord),
+            windows: count(RefusalReason::NoWindow),
         }
     }
 }

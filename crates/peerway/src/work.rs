@@ -211,22 +211,28 @@ impl Work {
     /// Whether RDMA devices can do the whole transfer: both sides have keys for all of their
     /// memory.
     pub(crate) fn fits_devices(&self, rdma: &dyn Devices) -> bool {
-        self.remotes.as_slice().iter().all(|remote| !remote.keys.is_empty())
+        self.remotes.as_slice().iter().all(|remote| remote.by_device)
             && self.locals.as_slice().iter().all(|local| local.register_with(rdma))
     }
 
-    /// One word of memory on each GPU of the peer that needs a flush. A device at port `far_port`
-    /// of the peer must read it before its writes to that GPU are visible.
-    pub(crate) fn words(&self, far_port: usize) -> impl Iterator<Item = FlushWord> {
+    /// One word of memory on each GPU of the peer that needs a flush, with its key at this index. A
+    /// device must read it before its writes to that GPU are visible.
+    pub(crate) fn words(&self, key_index: usize) -> impl Iterator<Item = FlushWord> {
         let remotes = self.remotes.as_slice();
         let first =
             |at: usize| !remotes[..at].iter().any(|r| r.flush && r.kind == remotes[at].kind);
         let wanted = (0..remotes.len()).filter(move |at| remotes[*at].flush && first(*at));
-        wanted.filter_map(move |at| {
+        wanted.map(move |at| {
             let remote = &remotes[at];
             let len = remote.len.min(8) as u32;
-            remote.keys.get(far_port).map(|&rkey| FlushWord { addr: remote.base, rkey, len })
+            FlushWord { addr: remote.base, rkey: remote.keys.get(key_index), len }
         })
+    }
+
+    /// The regions of the peer without a key at this index.
+    pub(crate) fn without_key(&self, key_index: usize) -> impl Iterator<Item = &Arc<RemoteInner>> {
+        let remotes = self.remotes.as_slice().iter();
+        remotes.filter(move |remote| remote.keys.get(key_index) == 0)
     }
 
     /// The region of a remote place.

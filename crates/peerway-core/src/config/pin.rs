@@ -215,6 +215,34 @@ impl fmt::Display for DataProtection {
     }
 }
 
+/// Whether keys of RDMA devices open advertised memory to one queue pair each.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum KeyWindows {
+    /// Where the device has type 2 memory windows, and while it has any left.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always. Devices without such windows are not used, and memory for which none is left goes
+    /// by frames.
+    Require,
+}
+
+impl KeyWindows {
+    /// The values that the setting accepts, for errors and help texts.
+    pub const ALLOWED: &str = "auto, off or require";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        Some(match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => Self::Auto,
+            "off" => Self::Off,
+            "require" => Self::Require,
+            _ => return None,
+        })
+    }
+}
+
 impl fmt::Display for LogLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::parse::{
     parse_bytes, parse_duration, parse_flag, parse_ports, show_bytes, show_duration,
 };
-use super::{Config, ConfigError, DataProtection, IdentityMode, LogLevel, Pin};
+use super::{Config, ConfigError, DataProtection, IdentityMode, KeyWindows, LogLevel, Pin};
 use crate::topology::parse_cpus;
 
 /// One row of the configuration table.
@@ -55,6 +55,7 @@ impl Setting {
             Kind::Level { .. } => LogLevel::ALLOWED.to_owned(),
             Kind::Identity { .. } => IdentityMode::ALLOWED.to_owned(),
             Kind::Data { .. } => DataProtection::ALLOWED.to_owned(),
+            Kind::Windows { .. } => KeyWindows::ALLOWED.to_owned(),
             Kind::Text { what, .. } => what.to_owned(),
             Kind::Count { min, max, .. } => format!("a whole number from {min} to {max}"),
             Kind::CountOrAuto { min, max, .. } => {
@@ -88,6 +89,7 @@ impl Setting {
             Kind::Level { set } => LogLevel::parse(value).map(|level| set(config, level)),
             Kind::Identity { set } => IdentityMode::parse(value).map(|mode| set(config, mode)),
             Kind::Data { set } => DataProtection::parse(value).map(|mode| set(config, mode)),
+            Kind::Windows { set } => KeyWindows::parse(value).map(|mode| set(config, mode)),
             Kind::Text { set, .. } => {
                 set(config, value.to_owned());
                 Some(())
@@ -154,6 +156,11 @@ pub enum Kind {
     Data {
         /// Stores the value.
         set: fn(&mut Config, DataProtection),
+    },
+    /// Whether RDMA keys are for one queue pair each.
+    Windows {
+        /// Stores the value.
+        set: fn(&mut Config, KeyWindows),
     },
     /// Free text. The code that uses it checks it.
     Text {
@@ -803,6 +810,16 @@ pub const SETTINGS: &[Setting] = &[
             max: Duration::from_secs(60),
             set: |config, timeout| config.rdma.timeout = timeout,
         },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_WINDOWS",
+        aliases: &[],
+        default: "auto",
+        doc: "Whether the key of advertised memory opens it to one queue pair of one peer. `auto` \
+              uses type 2 memory windows where the device has them, and a key for all peers when \
+              none is left. `require` uses no device without them, and no key for all peers.",
+        kind: Kind::Windows { set: |config, mode| config.rdma.windows = mode },
         status: Status::Used,
     },
     kept(

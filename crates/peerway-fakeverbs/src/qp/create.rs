@@ -189,11 +189,18 @@ fn bind(nic: &Nic) -> io::Result<(u32, UnixDatagram)> {
     Err(io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
+/// Fails with `EBUSY` if a window is bound to the queue pair.
+///
 /// # Safety
 ///
 /// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: by the handles contract.
+    let whole = unsafe { &*qp.cast::<FakeQp>() };
+    if whole.nic.lock().regions.has_windows_of(whole.number()) {
+        return libc::EBUSY;
+    }
     // SAFETY: by the handles and destroy contracts.
     let fake = unsafe { Box::from_raw(qp.cast::<FakeQp>()) };
     // SAFETY: the queue pair counts as a user of its domain, so the domain still exists.

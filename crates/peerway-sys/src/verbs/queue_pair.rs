@@ -148,9 +148,11 @@ impl Qp {
     /// - `requests` is the first of a list that ends with a null `next`, and each `sg_list` has
     ///   `num_sge` entries. The caller may reuse the list when this function returns.
     /// - The entries name memory that is registered under their `lkey` in this domain. The
-    ///   registration stays until the request has ended. So do the window, the region and the
-    ///   address handle that a request names. Inline requests are exempt: this function reads their
-    ///   bytes, which need to be readable only now.
+    ///   registration stays until the request has ended. So does the address handle that a request
+    ///   names. Inline requests are exempt: this function reads their bytes, which need to be
+    ///   readable only now.
+    /// - The window and the region that a bind names exist until this function returns. If they are
+    ///   given back before the device binds them, the bind fails.
     /// - Until the request has ended, no code writes memory that is being sent. No code reads or
     ///   writes the destination of a read through a Rust reference.
     /// - A request has ended when its completion was polled, or when the queue pair was given back

@@ -1024,6 +1024,7 @@ fn complete(
         we_pull,
         peer_pulls: ready.opener_pulls,
         queues: kind.filter(|_| with_queues),
+        windows: endpoint.rdma.as_ref().is_ok_and(|rdma| rdma.has_windows()),
     };
     if ready.linked != found.linked || ready.same_process != found.same_process {
         return None;

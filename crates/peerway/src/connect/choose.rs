@@ -14,6 +14,8 @@ pub(crate) struct Found {
     pub(crate) peer_pulls: bool,
     /// The kind of RDMA path, if queue pairs are open.
     pub(crate) queues: Option<PathKind>,
+    /// Whether a key to our memory opens it to one queue pair.
+    pub(crate) windows: bool,
 }
 
 /// Whether to try local paths. If not, the reason.
@@ -56,6 +58,8 @@ pub(crate) fn choose(
     }
     if let Some(kind) = found.queues {
         let why = if pin.is_rdma() { format!("pinned to {pin}") } else { why.to_owned() };
+        let whom = if found.windows { "one queue pair" } else { "all peers (no memory windows)" };
+        let why = format!("{why}; an RDMA key to our memory is valid for {whom}");
         return Ok((path(kind, &why), Reach::default()));
     }
     if !found.linked {
@@ -118,8 +122,14 @@ fn protection(kind: PathKind, data: DataProtection) -> Option<String> {
 mod tests {
     use super::*;
 
-    const ALL: Found =
-        Found { same_process: true, linked: true, we_pull: true, peer_pulls: true, queues: None };
+    const ALL: Found = Found {
+        same_process: true,
+        linked: true,
+        we_pull: true,
+        peer_pulls: true,
+        queues: None,
+        windows: false,
+    };
 
     #[test]
     fn the_best_common_path_is_taken_and_pins_are_met_or_refused() {
@@ -151,6 +161,8 @@ mod tests {
         assert_eq!(why(far, Integrity), "far; data is checked (CRC32C)");
         assert_eq!(why(far, Encrypt), "far; data is encrypted (AES-128-GCM)");
         assert!(why(rdma, Encrypt).ends_with("data that RDMA devices move is not"));
+        assert!(why(rdma, Off).ends_with("is valid for all peers (no memory windows)"));
+        assert!(why(Found { windows: true, ..rdma }, Off).ends_with("for one queue pair"));
         assert!(why(ALL, Integrity).ends_with("is not (PEERWAY_DATA=integrity)"));
     }
 }

@@ -19,6 +19,7 @@ use crate::progress::engine::{self, Engine, Unusable};
 use crate::session::Session;
 use crate::session::imports::Answer;
 use crate::session::remote::{Direct, RemoteInner, RemoteRegion};
+use crate::transport::device::KeyTable;
 
 /// How many connect time-outs an owner may take if it reports that it is working: five minutes by
 /// default. Registering memory takes about 0.1 s a gigabyte.
@@ -45,30 +46,34 @@ pub(crate) fn import(
         check_window(window, inner.len)?;
         return Ok(RemoteRegion { inner, window });
     }
-    let (granted, direct, base, keys, flush) = if session.reach.same_process {
+    let keys = session.rdma.as_ref().map(|_| session.key_table(descriptor.grant));
+    let (granted, direct, base, by_device, flush) = if session.reach.same_process {
         let (granted, direct) = same_process(session, &descriptor)?;
         endpoint.peers.give_right(session);
-        (granted, direct, 0, Vec::new(), false)
+        (granted, direct, 0, false, false)
     } else {
-        let (import, fd) = ask(endpoint, session, bytes)?;
+        let (import, fd) = ask(endpoint, session, bytes, keys.clone())?;
         let granted = Granted { access: import.access, len: import.len, kind: import.kind };
         let direct = reach_directly(session, &import, fd)?;
-        (granted, direct, import.base, usable_keys(session, &import), import.flush)
+        let by_device = keys.as_ref().is_some_and(|keys| take_keys(session, &import, keys));
+        (granted, direct, import.base, by_device, import.flush)
     };
     // If the devices cannot access GPU memory, the same devices carry it in frames.
-    let keyless = granted.len > 0 && keys.is_empty() && granted.kind == MemoryKind::Host;
+    let keyless = granted.len > 0 && !by_device && granted.kind == MemoryKind::Host;
     check_pin(endpoint.config.transport, &direct, keyless)?;
     check_window(window, granted.len)?;
     let inner = Arc::new(RemoteInner {
         session: session.clone(),
         grant: descriptor.grant,
         token: descriptor.token,
+        descriptor: bytes.to_vec(),
         access: granted.access,
         len: granted.len,
         kind: granted.kind,
         direct,
         base,
-        keys,
+        by_device,
+        keys: keys.unwrap_or_else(KeyTable::none),
         flush,
     });
     let mut known = session.known.lock().unwrap();
@@ -99,12 +104,13 @@ fn check_pin(pin: Pin, direct: &Direct, keyless: bool) -> Result<(), ImportError
     Err(ImportError::PathUnavailable { pin: pin.to_string(), why: why.to_owned() })
 }
 
-/// The keys of an import. Empty unless there is one for each known port and no address in the
-/// memory overflows.
-fn usable_keys(session: &Session, import: &Import) -> Vec<u32> {
+/// Takes the keys of an import. Returns false, and devices cannot access the memory, unless there
+/// is a key for each known port and no address in the memory overflows.
+fn take_keys(session: &Session, import: &Import, keys: &KeyTable) -> bool {
     let whole = Span { offset: import.base, len: import.len };
-    let fit = session.rdma.as_ref().is_some_and(|rdma| rdma.ports.len() == import.keys.len());
-    if fit && whole.end().is_some() { import.keys.clone() } else { Vec::new() }
+    let ports = session.rdma.as_ref().map_or(0, |rdma| rdma.ports.len());
+    let fit = ports > 0 && ports == import.keys.len() && whole.end().is_some();
+    fit && keys.set_all(&import.keys)
 }
 
 /// The owner's answer about an advertisement.
@@ -139,9 +145,10 @@ fn ask(
     endpoint: &Engine,
     session: &Arc<Session>,
     descriptor: &[u8],
+    keys: Option<Arc<KeyTable>>,
 ) -> Result<(Import, Option<OwnedFd>), ImportError> {
     let imports = &session.imports;
-    let request = imports.begin();
+    let request = imports.begin(keys);
     session.send(Control::Import { request, descriptor: descriptor.to_vec() });
     let (now, patience) = (clock::now(), endpoint.config.connect_timeout);
     let (deadline, at_work_until) =

@@ -325,6 +325,7 @@ fn open(
         match go_rdma(endpoint, &shard, addr, &welcome, &mut stream, deadline) {
             Ok((made, reach)) => {
                 found.queues = endpoint.rdma.as_ref().ok().map(|rdma| rdma.kind());
+                found.windows = endpoint.rdma.as_ref().is_ok_and(|rdma| rdma.has_windows());
                 (queues, rdma) = (made, Some(Arc::new(reach)));
             }
             Err(not) if config.transport.is_rdma() => why = not,
@@ -444,8 +445,14 @@ fn warn_of_refused_cma(peer: SocketAddr) {
     });
 }
 
-const NOT_LOCAL: Found =
-    Found { same_process: false, linked: false, we_pull: false, peer_pulls: false, queues: None };
+const NOT_LOCAL: Found = Found {
+    same_process: false,
+    linked: false,
+    we_pull: false,
+    peer_pulls: false,
+    queues: None,
+    windows: false,
+};
 
 /// Opens queue pairs between the devices of the two endpoints, or returns why there are none.
 fn go_rdma(

@@ -13,7 +13,8 @@ use crate::bugs::{Bug, is_planted};
 use crate::error::RegisterError;
 use crate::memory::RegionInner;
 use crate::os::gate::{Gate, GateRef, SharedGate};
-use crate::transport::device::{Devices, RemoteKeys};
+use crate::transport::device::{Devices, QueueKey, RemoteKeys};
+use crate::transport::error::RdmaError;
 
 /// Maximum number of advertisements of one endpoint at a time.
 const MAX_GRANTS: usize = 1 << 20;
@@ -135,6 +136,14 @@ impl Grant {
         match &*keys {
             Keys::Made(made) => made.keys(),
             _ => Vec::new(),
+        }
+    }
+
+    /// A key to the memory for one queue of this device. `None` if there are no keys. May block.
+    pub(crate) fn queue_key(&self, device: usize) -> Option<Result<QueueKey, RdmaError>> {
+        match &*self.keys.lock().unwrap() {
+            Keys::Made(made) if self.is_live() => Some(made.queue_key(device)),
+            _ => None,
         }
     }
 

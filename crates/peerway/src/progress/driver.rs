@@ -205,6 +205,7 @@ impl Driver {
             DriverCommand::JoinLane { session, attempt, join } => {
                 self.join_lane(&session, attempt, join);
             }
+            DriverCommand::KeysMade { session, made } => self.keys_made(&session, *made),
         }
     }
 

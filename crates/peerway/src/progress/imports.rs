@@ -10,7 +10,10 @@ use peerway_core::region::Access;
 use peerway_core::wire::{Control, Import, MappingOffer};
 
 use super::engine::Engine;
+use super::shard::{DriverCommand, Shard};
+use super::windows::{KeyLane, KeysMade, NewKeys};
 use crate::gpu::share;
+use crate::limits::RefusalReason;
 use crate::memory::Backing;
 use crate::memory::grants::{Export, Grant};
 use crate::os::{shm, unix};
@@ -18,50 +21,63 @@ use crate::session::Session;
 use crate::session::link::Link;
 use crate::threads;
 
-/// Answers the session's peer about a descriptor. Registering memory with devices
-/// may take longer than the driver can be blocked. In that case a thread sends the answer later.
-pub(crate) fn answer(
+/// Answers the session's peer about a grant. Registering memory with devices, and making keys for
+/// the queue pairs of `lanes`, may take longer than the driver can be blocked. In that case a
+/// thread does it, and the answer follows later.
+pub(super) fn answer(
     endpoint: &Arc<Engine>,
     session: &Arc<Session>,
+    shard: &Arc<Shard>,
     request: u64,
-    descriptor: &[u8],
+    grant: Arc<Grant>,
+    mut import: Import,
+    lanes: Vec<KeyLane>,
 ) -> Control {
-    let imported = |result: Result<Import, TransferError>| Control::Imported {
-        request,
-        result: result.map_err(|e| e as u8),
-    };
-    let (grant, mut import) = match look_up(endpoint, session, request, descriptor) {
-        Ok(found) => found,
-        Err(error) => return imported(Err(error)),
-    };
+    let imported = |import| Control::Imported { request, result: Ok(import) };
     let (Some(_), Ok(rdma)) = (&session.rdma, &endpoint.rdma) else {
-        return imported(Ok(import));
+        return imported(import);
     };
-    if grant.has_keys() {
+    if grant.has_keys() && lanes.is_empty() {
         import.keys = grant.keys(&**rdma);
-        return imported(Ok(import));
+        return imported(import);
     }
-    let (rdma, to) = (rdma.clone(), session.clone());
     let Some(turn) = Turn::take() else {
         tracing::warn!(
             peer = %session.addr,
             most = MOST_REGISTERING,
             "too many registrations in progress; this import gets no RDMA keys and goes by frames"
         );
-        return imported(Ok(import));
+        return imported(import);
     };
     let register = {
-        let mut import = import.clone();
+        let (engine, rdma, to) = (endpoint.clone(), rdma.clone(), session.clone());
+        let (shard, mut import) = (shard.clone(), import.clone());
         move || {
             import.keys = grant.keys(&*rdma);
-            let message = Control::Imported { request, result: Ok(import) };
-            to.send(message);
+            let keys = NewKeys::make(grant, &lanes);
+            if let Some(why) = keys.failure() {
+                let peer = to.addr;
+                engine.refusals.note(RefusalReason::NoWindow, &peer);
+                tracing::debug!(why, %peer, "an import gets no RDMA keys and goes by frames");
+                import.keys.clear();
+                drop(keys);
+                to.send(Control::Imported { request, result: Ok(import) });
+            } else if import.keys.is_empty() {
+                to.send(Control::Imported { request, result: Ok(import) });
+            } else if keys.is_revoked(lanes.len()) {
+                let result = Err(TransferError::Revoked as u8);
+                to.send(Control::Imported { request, result });
+            } else {
+                let made = Box::new(KeysMade::Import(keys, request, Box::new(import)));
+                shard.submit(DriverCommand::KeysMade { session: to, made });
+                shard.notify_if_blocked();
+            }
             drop(turn);
         }
     };
     let thread = threads::spawn("peerway-register", &endpoint.cpus, register);
     // Without a thread there are no keys, and frames carry the bytes.
-    if thread.is_ok() { Control::Importing { request } } else { imported(Ok(import)) }
+    if thread.is_ok() { Control::Importing { request } } else { imported(import) }
 }
 
 /// The number of threads in this process that register memory for peers.
@@ -70,10 +86,10 @@ static REGISTERING: AtomicUsize = AtomicUsize::new(0);
 const MOST_REGISTERING: usize = 256;
 
 /// Permission to run one of these threads.
-struct Turn;
+pub(super) struct Turn;
 
 impl Turn {
-    fn take() -> Option<Self> {
+    pub(super) fn take() -> Option<Self> {
         let before = REGISTERING.fetch_add(1, Ordering::Relaxed);
         let turn = Self;
         (before < MOST_REGISTERING).then_some(turn)
@@ -86,7 +102,8 @@ impl Drop for Turn {
     }
 }
 
-fn look_up(
+/// What a descriptor grants the session's peer.
+pub(super) fn look_up(
     endpoint: &Engine,
     session: &Arc<Session>,
     request: u64,

@@ -10,8 +10,9 @@ use peerway_core::protocol::{AppliedFrames, Role, SentFrames};
 use super::receive::ReceiveHalf;
 use super::transmit::SendHalf;
 use crate::os::Piece;
+use crate::progress::windows::LaneWindows;
 use crate::transport::Wire;
-use crate::transport::device::{DeviceQueue, QueueEnds};
+use crate::transport::device::{DeviceQueue, KeyTable, QueueEnds};
 
 /// Limit of unacknowledged bytes on a lane. It is about what a loopback socket buffers, and on a
 /// network the product of 100 Gbit/s and 0.6 ms.
@@ -20,6 +21,8 @@ const WINDOW_BYTES: u64 = 8 << 20;
 pub(crate) const WINDOW_FRAMES: u32 = 256;
 /// See the module.
 pub(crate) struct Lane {
+    /// Keys to our memory for the peer of a device queue. Closed before the queue is destroyed.
+    pub(crate) windows: LaneWindows,
     pub(crate) wire: Box<dyn Wire>,
     pub(crate) index: u16,
     /// How many attempts were made to replace a lane of this index. 0 for the first one.
@@ -56,12 +59,13 @@ impl Lane {
     /// Makes a lane from a queue pair.
     pub(crate) fn of_queue(index: u16, queue: Box<dyn DeviceQueue>, now: u64) -> Self {
         let role = if queue.is_for_latency() { Role::Latency } else { Role::Bulk };
-        let ends = Some(queue.ends());
+        let ends = Some(queue.ends(index));
         Self { ends, ..Self::new(queue, index, role, now) }
     }
 
     pub(crate) fn new(wire: Box<dyn Wire>, index: u16, role: Role, now: u64) -> Self {
         Self {
+            windows: LaneWindows::default(),
             wire,
             index,
             generation: 0,
@@ -86,6 +90,12 @@ impl Lane {
     #[inline]
     pub(crate) fn is_queue(&self) -> bool {
         self.draining.is_none() && self.ends.is_some()
+    }
+
+    /// Whether the wire is a queue pair with keys of its own to the peer's memory.
+    pub(crate) fn is_keyed(&self) -> bool {
+        let index = KeyTable::of_lane(self.index);
+        self.is_queue() && self.ends.is_some_and(|ends| ends.key_index == index)
     }
 
     /// Lowers the limit of unacknowledged frames, and of parts in progress, below the lane's

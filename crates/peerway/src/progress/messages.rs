@@ -10,7 +10,6 @@ use rustix::event::epoll;
 
 use super::driver::Driver;
 use super::ending::{LaneEnd, SessionEnd};
-use super::imports;
 use super::lane::Lane;
 use super::receive::{AfterSkip, HEAD_READ, RecvState, Step, nonsense, refill};
 use super::sessions::SessionDriver;
@@ -117,8 +116,7 @@ impl Driver {
     fn control(&mut self, s: &mut SessionDriver, lane: &mut Lane, message: Control) -> Step<()> {
         match message {
             Control::Import { request, descriptor } => {
-                let answer = imports::answer(&self.endpoint, &s.session, request, &descriptor);
-                lane.push_control_answer(&answer);
+                self.import(s, lane, request, &descriptor);
             }
             Control::Importing { request } => s.session.imports.takes_time(request),
             Control::Imported { request, result } => {
@@ -126,8 +124,12 @@ impl Driver {
                 if result.is_ok() && s.session.imports.is_waiting(request) {
                     self.endpoint.peers.give_right(&s.session);
                 }
-                s.session.imports.answered(request, result);
+                self.keys_answered(s, request, result.is_ok());
+                let mut lanes = s.keyed_lanes();
+                lanes.extend(lane.is_keyed().then_some(lane.index));
+                s.session.imports.answered(request, result, lanes);
             }
+            Control::Keys { keys } => self.keys_came(s, lane, &keys)?,
             Control::LaneLost { lane: lost, generation } => {
                 if (lost, generation) == (lane.index, lane.generation) {
                     return Err(nonsense(FrameError::Order));

@@ -26,3 +26,4 @@ mod staging;
 mod sync;
 mod timers;
 mod transmit;
+pub(crate) mod windows;

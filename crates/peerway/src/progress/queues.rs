@@ -135,6 +135,7 @@ impl Driver {
                 s.dirty |= !s.has_posted_all();
             }
             Completed::Flushed(slot) => self.flushed(s, slot),
+            Completed::Bound => self.window_bound(s, at),
             Completed::Failed(status) => {
                 let device = queue.device_name();
                 tracing::warn!(status, device, lane = at, peer = %s.session.addr, "queue pair failed");
@@ -183,6 +184,8 @@ impl Driver {
         }
         let Some(at) = s.only_small_parts() else { return false };
         let Some(posted) = s.lanes[at].as_mut().and_then(|lane| self.post_part(lane, slot)) else {
+            let ends = s.lanes[at].as_ref().and_then(|lane| lane.ends);
+            self.without_key(s, ends, slot);
             return false;
         };
         if let Err(error) = posted {
@@ -286,13 +289,16 @@ impl Driver {
                     queue.push_back(slot);
                 }
             }
+            if posted.is_none() {
+                self.without_key(s, lane.ends, slot);
+            }
             return posted.map_or(Ok(false), |posted| posted.map(|()| true));
         }
     }
 
     /// Posts the next part of a request. Returns `None` when the lane's queue pair has no room.
     fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> Option<io::Result<()>> {
-        let QueueEnds { device, far_device, is_unordered } = lane.ends?;
+        let QueueEnds { device, key_index, is_unordered } = lane.ends?;
         let queue = lane.wire.queue().filter(|queue| queue.has_room())?;
         let request = self.requests.get_mut(slot)?;
         let work = request.work.as_ref()?;
@@ -308,12 +314,15 @@ impl Driver {
             && let Some(pair) = work.shape.peek(&at, max - total)
         {
             let remote = work.remote(&pair.remote);
-            let (Some(registered), Some(&rkey)) =
-                (work.local_keys(&pair.local), remote.keys.get(far_device))
-            else {
-                // The post of the transfer checked this. The part must not be lost, so restore the
-                // cursor.
+            let (registered, rkey) = (work.local_keys(&pair.local), remote.keys.get(key_index));
+            let (Some(registered), 1..) = (registered, rkey) else {
+                // The part must not be lost, so restore the cursor.
                 request.state.end_cut(cut, cut.start);
+                // The owner has not sent the key for this queue pair yet: see `without_key`.
+                if registered.is_some() {
+                    return None;
+                }
+                // The post of the transfer checked this.
                 let error = io::Error::other("the memory has no key for the RDMA device");
                 return Some(Err(error));
             };
@@ -368,7 +377,7 @@ impl Driver {
             // Count it even if the post fails: `unfinished` then reports the flush with the rest of
             // the queue pair's work.
             asked += 1;
-            let words = work.iter().flat_map(|work| work.words(ends.far_device));
+            let words = work.iter().flat_map(|work| work.words(ends.key_index));
             let words: Vec<FlushWord> = words.collect();
             if let Err(error) = queue.post_flush(slot, &words) {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
@@ -401,6 +410,7 @@ impl Driver {
         let Some(queue) = lane.wire.queue() else { return };
         let mut left = queue.unfinished();
         let index = lane.index;
+        s.session.imports.lane_lost(index);
         // From here on the device does not touch the request's memory.
         drop(lane);
         let reads: Vec<DevicePart> = left.parts.extract_if(.., |part| part.read).collect();

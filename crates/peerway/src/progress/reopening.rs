@@ -17,7 +17,7 @@ use super::sessions::SessionDriver;
 use super::shard::DriverCommand;
 use crate::clock;
 use crate::session::Session;
-use crate::transport::device::{CompletionQueue, DeviceQueue};
+use crate::transport::device::{CompletionQueue, DeviceQueue, KeyTable};
 use crate::transport::queues::{self, NewQueues};
 
 /// How long a peer may take to answer an offer of queue pairs.
@@ -309,6 +309,9 @@ impl Driver {
             return;
         }
         let mut lane = Lane::of_queue(at, queue, now);
+        // Keys for the lost queue pair are void. Each side sends new ones for its memory.
+        s.session.forget_keys(KeyTable::of_lane(at));
+        self.want_keys(s);
         if let Some(frames) = self.endpoint.config.max_inflight_ops {
             lane.limit_frames(frames);
         }

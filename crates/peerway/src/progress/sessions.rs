@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
@@ -16,11 +16,12 @@ use super::ending::SessionEnd;
 use super::lane::Lane;
 use super::reopening::Reopening;
 use super::replacing::Replacing;
+use super::windows::Exposed;
 use crate::clock;
 use crate::limits::Budget;
 use crate::peers::Claim;
 use crate::session::{REMOVED, Session};
-use crate::transport::device::Unfinished;
+use crate::transport::device::{KeyTable, Unfinished};
 
 /// A session's lanes and queues.
 pub(crate) struct SessionDriver {
@@ -46,6 +47,10 @@ pub(crate) struct SessionDriver {
     pub(super) reopening: Reopening,
     /// The state of replacing lost TCP lanes.
     pub(super) replacing: Replacing,
+    /// What the peer has imported of our memory.
+    pub(super) exposed: Exposed,
+    /// Questions for missing keys to the peer's memory, by request.
+    pub(super) asked: HashMap<u64, Weak<KeyTable>>,
     /// The lane that gets the next part.
     pub(super) next_queue: usize,
     pub(super) liveness: Liveness,
@@ -146,6 +151,8 @@ impl Driver {
             unfinished: HashMap::new(),
             reopening: Reopening::default(),
             replacing: Replacing::default(),
+            exposed: Exposed::default(),
+            asked: HashMap::new(),
             next_queue: 0,
             liveness: Liveness::new(new.detect, new.beat, now),
             messages: self.endpoint.messages.of_session(),

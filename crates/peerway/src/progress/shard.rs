@@ -20,6 +20,7 @@ use super::poller::{Events, PollGuard, Poller};
 use super::reopening::QueuesDone;
 use super::request::{NewRequest, Request};
 use super::sessions::NewSession;
+use super::windows::KeysMade;
 use crate::identity::lanes::LaneAttempt;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
 use crate::session::lanes::JoinLane;
@@ -52,6 +53,8 @@ pub(crate) enum DriverCommand {
     },
     /// The peer has opened a connection in place of a lost lane.
     JoinLane { session: Arc<Session>, attempt: LaneAttempt, join: JoinLane },
+    /// A thread has made keys to our memory for a session's queue pairs.
+    KeysMade { session: Arc<Session>, made: Box<KeysMade> },
     /// The copy pool has finished a pull.
     Pulled { session: Arc<Session>, origin: PullOrigin, result: Result<(), TransferError> },
 }

@@ -135,6 +135,7 @@ impl Driver {
         }
         self.queues_tick(s, now);
         self.replace_lanes(s, now);
+        self.keys_tick(s);
         let message_time = message_time(self.endpoint.config.detect);
         let too_old =
             now.saturating_sub(u64::try_from(message_time.as_nanos()).unwrap_or(u64::MAX));

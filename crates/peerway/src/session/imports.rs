@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use peerway_core::outcome::TransferError;
 use peerway_core::wire::Import;
 
 use crate::clock;
+use crate::transport::device::KeyTable;
 
 /// Imports that wait for an answer.
 #[derive(Default)]
@@ -28,25 +29,44 @@ pub(crate) struct Answer {
     pub(crate) is_fd_lost: bool,
     /// The owner has received the import and is working on the answer.
     takes_time: bool,
+    /// The keys to the memory, and the lanes for which they have not come.
+    keys: Option<Arc<KeyTable>>,
+    lanes: Vec<u16>,
 }
 
 impl Answer {
     fn is_complete(&self) -> bool {
         match &self.result {
             _ if self.is_fd_lost => true,
-            Some(Ok(import)) => !import.has_descriptor() || self.fd.is_some(),
+            Some(Ok(import)) => {
+                (!import.has_descriptor() || self.fd.is_some()) && self.lanes.is_empty()
+            }
             Some(Err(_)) => true,
             None => false,
         }
     }
 }
 
+impl Answer {
+    fn look_at_keys(&mut self) {
+        let Self { keys: Some(keys), lanes, .. } = self else { return };
+        // Transfers to revoked memory end without a key.
+        let lacks = |lane: &u16| keys.get(KeyTable::of_lane(*lane)) == 0 && !keys.is_revoked();
+        lanes.retain(lacks);
+    }
+}
+
 impl Imports {
-    /// Names a new request.
-    pub(crate) fn begin(&self) -> u64 {
-        let request = self.next.fetch_add(1, Ordering::Relaxed);
-        self.waiting.lock().unwrap().insert(request, Answer::default());
+    /// Names a new request. Keys to the memory come into the table.
+    pub(crate) fn begin(&self, keys: Option<Arc<KeyTable>>) -> u64 {
+        let request = self.number();
+        self.waiting.lock().unwrap().insert(request, Answer { keys, ..Answer::default() });
         request
+    }
+
+    /// A number for a request.
+    pub(crate) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Waits for the complete answer and returns what has come of it. Waits until `deadline`, or
@@ -78,12 +98,36 @@ impl Imports {
         self.waiting.lock().unwrap().contains_key(&request)
     }
 
-    /// Stores the peer's answer.
-    pub(crate) fn answered(&self, request: u64, result: Result<Import, TransferError>) {
+    /// Stores the peer's answer. If devices can access the memory, these lanes need keys, which
+    /// come on the lanes themselves.
+    pub(crate) fn answered(
+        &self,
+        request: u64,
+        result: Result<Import, TransferError>,
+        lanes: Vec<u16>,
+    ) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
+            if result.as_ref().is_ok_and(|import| !import.keys.is_empty()) {
+                answer.lanes = lanes;
+                answer.look_at_keys();
+            }
             answer.result.get_or_insert(result);
             self.changed.notify_all();
         }
+    }
+
+    /// Keys have come into the tables.
+    pub(crate) fn keys_came(&self) {
+        self.waiting.lock().unwrap().values_mut().for_each(Answer::look_at_keys);
+        self.changed.notify_all();
+    }
+
+    /// A lane is lost, and its keys do not come.
+    pub(crate) fn lane_lost(&self, lane: u16) {
+        for answer in self.waiting.lock().unwrap().values_mut() {
+            answer.lanes.retain(|waiting| *waiting != lane);
+        }
+        self.changed.notify_all();
     }
 
     /// Records that the peer has begun to register the memory, which may take long.

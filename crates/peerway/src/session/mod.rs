@@ -25,6 +25,7 @@ use crate::memory::grants::Importer;
 use crate::os::process::Pidfd;
 use crate::os::shm::ShmMapping;
 use crate::path::Path;
+use crate::transport::device::KeyTable;
 use crate::transport::queues::QueueReach;
 use imports::Imports;
 use lanes::Replacements;
@@ -54,6 +55,8 @@ pub(crate) struct Session {
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that a second import needs no round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
+    /// The keys to the peer's memory, by grant.
+    keys: Mutex<HashMap<SlotId, Weak<KeyTable>>>,
     /// Mapped files of the peer, by device, file number and whether they are writable here. Many
     /// advertisements may share a file, and a new mapping would fault in every page again.
     pub(crate) mapped: Mutex<HashMap<(u64, u64, bool), Weak<ShmMapping>>>,
@@ -188,6 +191,7 @@ impl Session {
             replacements: parts.replacements,
             imports: Imports::default(),
             known: Mutex::default(),
+            keys: Mutex::default(),
             mapped: Mutex::default(),
             opens: Opens::default(),
             stats: PeerCounters::default(),
@@ -286,6 +290,37 @@ impl Session {
             }
         }
         was_alive
+    }
+
+    /// The table of the keys to a grant of the peer. The driver fills it in.
+    pub(crate) fn key_table(&self, grant: SlotId) -> Arc<KeyTable> {
+        let mut keys = self.keys.lock().unwrap();
+        if let Some(table) = keys.get(&grant).and_then(Weak::upgrade) {
+            return table;
+        }
+        if keys.len() == keys.capacity() {
+            // Sweep before the map grows, so that each import pays a constant cost.
+            keys.retain(|_, weak| weak.strong_count() > 0);
+        }
+        let table = Arc::new(KeyTable::new());
+        keys.insert(grant, Arc::downgrade(&table));
+        table
+    }
+
+    /// Stores a key to a grant of the peer, if this side uses the grant.
+    pub(crate) fn set_key(&self, grant: SlotId, index: usize, key: u32, is_revoked: bool) {
+        if let Some(table) = self.keys.lock().unwrap().get(&grant).and_then(Weak::upgrade) {
+            table.set(index, key);
+            if is_revoked {
+                table.set_revoked();
+            }
+        }
+    }
+
+    /// Voids all keys at this index.
+    pub(crate) fn forget_keys(&self, index: usize) {
+        let keys = self.keys.lock().unwrap();
+        keys.values().filter_map(Weak::upgrade).for_each(|table| table.void(index));
     }
 
     /// The peer's process, if it is on this host and visible.

@@ -18,6 +18,7 @@ use crate::os::gate::GateRef;
 use crate::os::shm::ShmMapping;
 use crate::path::PathKind;
 use crate::session::Session;
+use crate::transport::device::KeyTable;
 
 /// Advertised memory of a peer. Cheap to clone.
 #[derive(Clone)]
@@ -31,15 +32,18 @@ pub(crate) struct RemoteInner {
     pub(crate) session: Arc<Session>,
     pub(crate) grant: SlotId,
     pub(crate) token: [u8; 16],
+    /// The descriptor from which it was imported.
+    pub(crate) descriptor: Vec<u8>,
     pub(crate) access: Access,
     pub(crate) len: u64,
     /// The kind of memory at its owner.
     pub(crate) kind: MemoryKind,
     pub(crate) direct: Direct,
-    /// Address of the first byte in the owner, and its key on each of the owner's RDMA devices.
-    /// Empty if devices cannot access the memory.
+    /// Address of the first byte in the owner.
     pub(crate) base: u64,
-    pub(crate) keys: Vec<u32>,
+    /// Whether devices can access the memory, and the keys for that.
+    pub(crate) by_device: bool,
+    pub(crate) keys: Arc<KeyTable>,
     /// Bytes that devices wrote are visible only after a read of the memory.
     pub(crate) flush: bool,
 }
@@ -203,6 +207,28 @@ impl RemoteRegion {
     /// process accesses directly. Other memory reports it when it is used.
     pub fn is_revoked(&self) -> bool {
         self.inner.gate().is_some_and(|gate| !gate.is_open())
+    }
+
+    /// A region as a hostile peer would make it, for tests: this region's session and rights with
+    /// the address and the keys of another one. With `key`, every key is that one.
+    #[doc(hidden)]
+    pub fn forge(&self, of: &Self, key: Option<u32>) -> Self {
+        let (own, other) = (&self.inner, &of.inner);
+        let inner = RemoteInner {
+            session: own.session.clone(),
+            grant: own.grant,
+            token: own.token,
+            descriptor: own.descriptor.clone(),
+            access: Access::READ_WRITE,
+            len: other.len,
+            kind: own.kind,
+            direct: Direct::None,
+            base: other.base,
+            by_device: true,
+            keys: Arc::new(other.keys.with(key)),
+            flush: false,
+        };
+        Self { inner: Arc::new(inner), window: of.window }
     }
 
     /// The path of reads and writes; `None` if only lanes can access the memory.

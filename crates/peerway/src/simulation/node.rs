@@ -31,6 +31,7 @@ use crate::session::{Parts, Reach, Session};
 use crate::threads::Cpus;
 use crate::transfer::Transfer;
 use crate::transport::Wire;
+use crate::transport::device::KeyTable;
 use crate::transport::error::RdmaError;
 use crate::{Access, Direction, Operation, Region};
 
@@ -187,12 +188,14 @@ impl Node {
             session: self.session.clone(),
             grant: descriptor.grant,
             token: descriptor.token,
+            descriptor: Vec::new(),
             access,
             len,
             kind: MemoryKind::Host,
             direct: Direct::None,
             base: 0,
-            keys: Vec::new(),
+            by_device: false,
+            keys: KeyTable::none(),
             flush: false,
         };
         RemoteRegion { inner: Arc::new(inner), window: Span { offset: 0, len } }

@@ -12,7 +12,8 @@ use std::any::Any;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::TransferError;
@@ -35,6 +36,9 @@ pub(crate) trait Devices: Send + Sync {
 
     /// The addresses that peers need to reach them, in the order of the devices.
     fn ports(&self) -> Vec<RdmaPort>;
+
+    /// Whether all of them have a key to our memory for each queue.
+    fn has_windows(&self) -> bool;
 
     /// The processors near all of them. Empty if they are not on one known node.
     fn cpus(&self) -> &[usize];
@@ -98,12 +102,34 @@ pub(crate) struct LocalKeys {
 /// The keys of memory that is registered for requests of peers. Dropping them ends the
 /// registration.
 pub(crate) trait RemoteKeys: Send + Sync {
-    /// The keys, by device.
+    /// The keys, by device. 0 for a device that has a key for each queue.
     fn keys(&self) -> Vec<u32>;
 
-    /// Ends the registration. Success proves that no device admits a peer any more. Otherwise the
+    /// Makes a key for a queue of this device. May block.
+    fn queue_key(&self, device: usize) -> Result<QueueKey, RdmaError>;
+
+    /// Ends the registration, with the keys of all queues. Success proves that no device admits a peer any more. Otherwise the
     /// keys come back, and the fence stays open.
     fn close(self: Box<Self>) -> Result<(), Box<dyn RemoteKeys>>;
+}
+
+/// A key to memory of this process, for the peer of one queue.
+#[derive(Clone)]
+pub(crate) enum QueueKey {
+    /// It opens nothing before [`DeviceQueue::bind`], and then the memory to that queue alone.
+    Window(Arc<dyn KeyWindow>),
+    /// It opens the memory to every queue of the device.
+    Open(u32),
+}
+
+/// A window to registered memory.
+pub(crate) trait KeyWindow: Any + Send + Sync {
+    /// The key, once the window is bound.
+    fn key(&self) -> u32;
+
+    /// Closes the window: its key opens nothing any more. A window must be closed before the queue
+    /// to which it is bound is destroyed.
+    fn close(&self);
 }
 
 /// A completion, as a device reported it. The queue that posted the work interprets it.
@@ -157,8 +183,11 @@ pub(crate) trait DeviceQueue: Wire {
     /// The index of its device.
     fn device(&self) -> usize;
 
-    /// The devices at its two ends, once it is connected.
-    fn ends(&self) -> QueueEnds;
+    /// The devices at its two ends, once it is connected. `lane` is the number of its lane.
+    fn ends(&self, lane: u16) -> QueueEnds;
+
+    /// Whether our memory has a key for each queue of its device.
+    fn has_windows(&self) -> bool;
 
     /// The name of its device.
     fn device_name(&self) -> String;
@@ -199,6 +228,13 @@ pub(crate) trait DeviceQueue: Wire {
     /// have arrived in the memories that were read.
     fn post_flush(&mut self, slot: SlotId, words: &[FlushWord]) -> io::Result<()>;
 
+    /// Whether another window can be bound.
+    fn can_bind(&self) -> bool;
+
+    /// Binds a window to this queue. [`Completed::Bound`] follows, in the order of the calls. If
+    /// the window has been closed, does nothing and returns false.
+    fn bind(&mut self, window: &Arc<dyn KeyWindow>) -> io::Result<bool>;
+
     /// Processes a completion.
     fn complete(&mut self, completion: &Completion) -> Completed;
 
@@ -226,10 +262,90 @@ pub(crate) trait DeviceQueue: Wire {
 pub(crate) struct QueueEnds {
     /// The index of our device.
     pub(crate) device: usize,
-    /// The index of the peer's device.
-    pub(crate) far_device: usize,
+    /// Where keys for this queue stand in a [`KeyTable`].
+    pub(crate) key_index: usize,
     /// Whether our device may carry out requests to one peer in any order.
     pub(crate) is_unordered: bool,
+}
+
+/// The most devices of a peer, and the most lanes of a session.
+const PLACES: usize = 64;
+
+/// The keys to the memory of a peer. A key is for all queues of one device of the peer, or for one
+/// lane. 0 if it is not known.
+pub(crate) struct KeyTable {
+    keys: [AtomicU32; 2 * PLACES],
+    /// This side has asked for missing keys since a queue pair was last replaced.
+    asked: AtomicBool,
+    /// The owner says that the memory is revoked.
+    revoked: AtomicBool,
+}
+
+impl KeyTable {
+    pub(crate) fn new() -> Self {
+        let keys = [const { AtomicU32::new(0) }; 2 * PLACES];
+        Self { keys, asked: AtomicBool::new(false), revoked: AtomicBool::new(false) }
+    }
+
+    /// A table without keys, for memory that no device reaches.
+    pub(crate) fn none() -> Arc<Self> {
+        static NONE: LazyLock<Arc<KeyTable>> = LazyLock::new(|| Arc::new(KeyTable::new()));
+        NONE.clone()
+    }
+
+    /// The index of keys for all queues of a device.
+    pub(crate) fn of_device(device: usize) -> usize {
+        device % PLACES
+    }
+
+    /// The index of keys for a lane.
+    pub(crate) fn of_lane(lane: u16) -> usize {
+        PLACES + usize::from(lane) % PLACES
+    }
+
+    /// The key at this index. The driver writes keys and reads them, so relaxed suffices.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> u32 {
+        self.keys[index % (2 * PLACES)].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, index: usize, key: u32) {
+        self.keys[index % (2 * PLACES)].store(key, Ordering::Relaxed);
+    }
+
+    /// Voids the key at this index, because its queue pair was replaced.
+    pub(crate) fn void(&self, index: usize) {
+        self.set(index, 0);
+        self.asked.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether to ask the owner for a missing key. True once.
+    pub(crate) fn begin_asking(&self) -> bool {
+        !self.asked.swap(true, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_revoked(&self) {
+        self.revoked.store(true, Ordering::Relaxed);
+    }
+
+    /// A copy, in which every key is `key` if that is given. For tests.
+    pub(crate) fn with(&self, key: Option<u32>) -> Self {
+        let copy = Self::new();
+        (0..2 * PLACES).for_each(|at| copy.set(at, key.unwrap_or_else(|| self.get(at))));
+        copy
+    }
+
+    /// Takes the keys of the peer's devices. Returns false if there are too many.
+    pub(crate) fn set_all(&self, keys: &[u32]) -> bool {
+        for (device, key) in keys.iter().enumerate().take(PLACES) {
+            self.set(Self::of_device(device), *key);
+        }
+        keys.len() <= PLACES
+    }
 }
 
 /// One read or write of a part.
@@ -280,6 +396,8 @@ pub(crate) enum Completed {
     Part(DevicePart),
     /// Everything that this request wrote by this queue before has arrived.
     Flushed(SlotId),
+    /// A window is bound.
+    Bound,
     /// The queue has just failed, for this reason.
     Failed(String),
     /// The failed queue completes nothing more.

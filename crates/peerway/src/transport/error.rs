@@ -51,6 +51,25 @@ pub enum RdmaError {
         /// The device.
         device: String,
     },
+    /// A device without type 2 memory windows, which the settings require.
+    #[error(
+        "{device} has no type 2 memory windows, which PEERWAY_RDMA_WINDOWS=require asks for \
+         (`peerway doctor` lists what devices have)"
+    )]
+    NoWindows {
+        /// The device.
+        device: String,
+    },
+    /// A device has no memory window for advertised memory, and the settings require one.
+    #[error(
+        "{device} has no memory window left, which PEERWAY_RDMA_WINDOWS=require asks for ({why})"
+    )]
+    NoWindowLeft {
+        /// The device.
+        device: String,
+        /// Why there is none.
+        why: String,
+    },
     /// A verb failed.
     #[error("{0}")]
     Verbs(#[from] VerbsError),

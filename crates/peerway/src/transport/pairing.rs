@@ -34,7 +34,7 @@ mod tests {
 
     fn port(addr: [u8; 4]) -> RdmaPort {
         let gid = Ipv4Addr::from(addr).to_ipv6_mapped().octets();
-        RdmaPort { gid, lid: 0, mtu: 3, ethernet: true, datagrams: false }
+        RdmaPort { gid, lid: 0, mtu: 3, ethernet: true, datagrams: false, windows: false }
     }
 
     #[test]
@@ -55,6 +55,7 @@ mod tests {
             mtu: 5,
             ethernet: false,
             datagrams: false,
+            windows: false,
         };
         let (ours, theirs) = ([ib(1), ib(2)], [ib(3), ib(4)]);
         assert_eq!(pair(&ours, &theirs), [(0, 0), (1, 1)]);

@@ -256,7 +256,7 @@ mod tests {
         let port = |last: u8| {
             let mut gid = [0; 16];
             gid[15] = last;
-            RdmaPort { gid, lid: 0, mtu: 5, ethernet: true, datagrams: false }
+            RdmaPort { gid, lid: 0, mtu: 5, ethernet: true, datagrams: false, windows: false }
         };
         let (ours, theirs) = ([port(1), port(0x81)], [port(2), port(0x82)]);
         let plans = plan(&ours, &theirs, 2);

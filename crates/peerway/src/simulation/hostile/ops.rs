@@ -380,6 +380,7 @@ impl World<'_> {
                     host: vec![0; 4],
                     why: String::new(),
                 }),
+                6 => Control::Keys { keys: vec![(u64::from(choice), 1); self.input.below(5)] },
                 _ => Control::Bye,
             },
         })

@@ -32,13 +32,14 @@ impl Registration {
         nics: &[Arc<Nic>],
         address: u64,
         len: usize,
-        access: c_uint,
+        access: impl Fn(&Nic) -> c_uint + Sync,
         located: &Located,
     ) -> Result<Self, RdmaError> {
         let gpu = located.device.index();
-        let access = access | IBV_ACCESS_RELAXED_ORDERING;
+        let access = |nic: &Nic| access(nic) | IBV_ACCESS_RELAXED_ORDERING;
         let made = dma_buf(located, address, len).and_then(|(fd, offset)| {
             let on = |nic: &Nic| {
+                let access = access(nic);
                 // SAFETY: the caller vouches for the memory, and this is its dma-buf.
                 unsafe { Mr::register_dmabuf(&nic.pd, fd.as_fd(), offset, len, address, access) }
             };
@@ -52,7 +53,7 @@ impl Registration {
                 let on = |nic: &Nic| {
                     let ptr = std::ptr::without_provenance_mut::<c_void>(address as usize);
                     // SAFETY: the caller vouches for the memory.
-                    unsafe { Mr::register(&nic.pd, ptr, len, access) }
+                    unsafe { Mr::register(&nic.pd, ptr, len, access(nic)) }
                 };
                 Self::make(nics, address, len, RegisteredAs::PeerMemory, on).map_err(|error| {
                     let by_address = error.to_string();

@@ -14,19 +14,22 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use peerway_core::config::KeyWindows;
 use peerway_core::region::Access;
 use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Mr, VerbsError};
 
 use super::nic::Nic;
+use super::window::Window;
 use super::{Rdma, gpu};
 use crate::gpu::Located;
 use crate::os::maps::Maps;
 use crate::os::vma::Tag;
 use crate::threads::{self, Cpus};
-use crate::transport::device::{Keeper, RemoteKeys};
+use crate::transport::device::{Keeper, QueueKey, RemoteKeys};
 use crate::transport::error::RdmaError;
 
 /// Below this size, starting a second thread takes longer than a registration.
@@ -58,18 +61,17 @@ impl Registration {
     /// The memory stays mapped, and no Rust reference covers it, until the registration is dropped.
     unsafe fn of_host(
         nics: &[Arc<Nic>],
-        ptr: *mut u8,
+        start: u64,
         len: usize,
-        access: c_uint,
+        access: impl Fn(&Nic) -> c_uint + Sync,
     ) -> Result<Self, RdmaError> {
-        let start = ptr.expose_provenance();
         let on = |nic: &Nic| {
-            let access = access | IBV_ACCESS_RELAXED_ORDERING;
-            let ptr = std::ptr::with_exposed_provenance_mut::<c_void>(start);
+            let access = access(nic) | IBV_ACCESS_RELAXED_ORDERING;
+            let ptr = std::ptr::with_exposed_provenance_mut::<c_void>(start as usize);
             // SAFETY: the caller vouches for the memory.
             unsafe { Mr::register(&nic.pd, ptr, len, access) }
         };
-        Self::make(nics, start as u64, len, RegisteredAs::Pages, on)
+        Self::make(nics, start, len, RegisteredAs::Pages, on)
     }
 
     /// Registers the memory on every device by calling `on`.
@@ -134,24 +136,191 @@ impl Registration {
     }
 }
 
-impl RemoteKeys for Registration {
-    fn keys(&self) -> Vec<u32> {
-        self.mrs.iter().map(|mr| mr.as_ref().map_or(0, Mr::rkey)).collect()
+/// An advertisement on every device that still works.
+///
+/// On a device with windows, its registration gives peers no right. Each queue pair gets a window
+/// of its own. Where no window can be had, a second registration gives the rights to every queue
+/// pair.
+pub(super) struct Advertised {
+    nics: Vec<Arc<Nic>>,
+    memory: Memory,
+    /// What peers may do.
+    access: c_uint,
+    /// Dropped before the registrations.
+    windows: Windows,
+    /// By device. `None` for a lost device.
+    mrs: Vec<Option<Arc<Mr>>>,
+    /// Whether a device refuses to bind windows to this memory.
+    refused: Arc<AtomicBool>,
+    /// Registrations with rights for every queue pair, by device.
+    open: Mutex<BTreeMap<usize, Mr>>,
+}
+
+/// The windows to an advertisement that are not known to be closed. Closes them when it is dropped.
+#[derive(Default)]
+struct Windows(Mutex<Vec<Arc<Window>>>);
+
+impl Windows {
+    /// Closes all of them. Returns false if a device refuses.
+    fn close(&self) -> bool {
+        let mut windows = self.0.lock().unwrap();
+        windows.retain(|window| window.try_close().inspect_err(not_ended).is_err());
+        windows.is_empty()
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn not_ended(error: &VerbsError) {
+    tracing::error!(%error, "a device did not deregister revoked memory");
+}
+
+/// Memory of this process that is registered for peers.
+struct Memory {
+    address: u64,
+    len: usize,
+    gpu: Option<Located>,
+}
+
+impl Advertised {
+    /// # Safety
+    ///
+    /// The memory stays mapped, and no Rust reference covers it, until the value is dropped.
+    unsafe fn new(nics: &[Arc<Nic>], memory: Memory, access: c_uint) -> Result<Self, RdmaError> {
+        let local = access & IBV_ACCESS_LOCAL_WRITE;
+        let of = |nic: &Nic| if nic.windows { local | IBV_ACCESS_MW_BIND } else { access };
+        // SAFETY: the caller vouches for the memory.
+        let made = unsafe { memory.register(nics, of) }?;
+        Ok(Self {
+            nics: nics.to_vec(),
+            memory,
+            access,
+            windows: Windows::default(),
+            mrs: made.mrs.into_iter().map(|mr| mr.map(Arc::new)).collect(),
+            refused: Arc::default(),
+            open: Mutex::default(),
+        })
     }
 
-    /// Deregisters the memory on all devices. Returns the registrations that a device refused to
-    /// end.
-    fn close(self: Box<Self>) -> Result<(), Box<dyn RemoteKeys>> {
-        let Self { mrs, start, len, how } = *self;
-        let mut kept = Vec::new();
-        for mr in mrs.into_iter().flatten() {
-            if let Err((mr, error)) = mr.close() {
-                tracing::error!(%error, "a device did not deregister revoked memory");
-                kept.push(Some(mr));
+    /// Makes a window on a device that has them.
+    fn window(&self, device: usize) -> Result<Arc<Window>, RdmaError> {
+        let (nic, mr) = self.on(device)?;
+        let range = (self.memory.address, self.memory.len as u64);
+        let access = self.access & !IBV_ACCESS_LOCAL_WRITE;
+        let window = Arc::new(Window::new(&nic.pd, mr, range, access, &self.refused)?);
+        let mut windows = self.windows.0.lock().unwrap();
+        if windows.len() == windows.capacity() {
+            // Sweep before the list grows, so that each window pays a constant cost.
+            windows.retain(|window| window.is_open());
+        }
+        windows.push(window.clone());
+        Ok(window)
+    }
+
+    /// The key of a registration with rights for every queue pair of the device.
+    fn open_key(&self, device: usize) -> Result<u32, RdmaError> {
+        let mut open = self.open.lock().unwrap();
+        if let Some(mr) = open.get(&device) {
+            return Ok(mr.rkey());
+        }
+        let (nic, _) = self.on(device)?;
+        // SAFETY: the memory stays until this value is dropped, by the contract of `new`.
+        let made = unsafe { self.memory.register(std::slice::from_ref(nic), |_| self.access) }?;
+        let mr = made.mrs.into_iter().flatten().next();
+        let mr = mr.ok_or(RdmaError::NoDevice { kind: "RDMA" })?;
+        let key = mr.rkey();
+        open.insert(device, mr);
+        Ok(key)
+    }
+
+    fn on(&self, device: usize) -> Result<(&Arc<Nic>, &Arc<Mr>), RdmaError> {
+        let mr = self.mrs.get(device).and_then(Option::as_ref);
+        let on = self.nics.get(device).zip(mr);
+        on.ok_or(RdmaError::NoDevice { kind: "RDMA" })
+    }
+}
+
+impl Memory {
+    /// # Safety
+    ///
+    /// The memory stays mapped, and no Rust reference covers it, until the registration is dropped.
+    unsafe fn register(
+        &self,
+        nics: &[Arc<Nic>],
+        access: impl Fn(&Nic) -> c_uint + Sync,
+    ) -> Result<Registration, RdmaError> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            match &self.gpu {
+                Some(gpu) => Registration::of_gpu(nics, self.address, self.len, access, gpu),
+                None => Registration::of_host(nics, self.address, self.len, access),
             }
         }
-        if kept.is_empty() { Ok(()) } else { Err(Box::new(Self { mrs: kept, start, len, how })) }
     }
+}
+
+impl RemoteKeys for Advertised {
+    fn keys(&self) -> Vec<u32> {
+        let of = |(nic, mr): (&Arc<Nic>, &Option<Arc<Mr>>)| match mr {
+            Some(mr) if !nic.windows => mr.rkey(),
+            _ => 0,
+        };
+        self.nics.iter().zip(&self.mrs).map(of).collect()
+    }
+
+    fn queue_key(&self, device: usize) -> Result<QueueKey, RdmaError> {
+        let made = if self.refused.load(Ordering::Relaxed) {
+            Err("the device does not bind windows to this memory".to_owned())
+        } else {
+            self.window(device).map_err(|error| error.to_string())
+        };
+        let why = match made {
+            Ok(window) => return Ok(QueueKey::Window(window)),
+            Err(why) => why,
+        };
+        let nic = self.on(device)?.0;
+        if nic.config.windows == KeyWindows::Require {
+            return Err(RdmaError::NoWindowLeft { device: nic.context.name().to_owned(), why });
+        }
+        tracing::debug!(why, device = nic.context.name(), "no memory window: a key for all peers");
+        self.open_key(device).map(QueueKey::Open)
+    }
+
+    /// Closes the windows, and then deregisters the memory on all devices. Returns the
+    /// registrations that a device refused to end.
+    fn close(self: Box<Self>) -> Result<(), Box<dyn RemoteKeys>> {
+        let Self { nics, memory, access, windows, mrs, refused, open } = *self;
+        let mut done = windows.close();
+        let mrs = mrs.into_iter().map(|mr| {
+            // A window that is still open keeps its registration.
+            let kept = match Arc::try_unwrap(mr?) {
+                Ok(mr) => Arc::new(end(mr)?),
+                Err(mr) => mr,
+            };
+            done = false;
+            Some(kept)
+        });
+        let mrs = mrs.collect();
+        let open = open.into_inner().unwrap().into_iter();
+        let open: BTreeMap<usize, Mr> =
+            open.filter_map(|(device, mr)| Some((device, end(mr)?))).collect();
+        if done && open.is_empty() {
+            return Ok(());
+        }
+        let open = Mutex::new(open);
+        Err(Box::new(Self { nics, memory, access, windows, mrs, refused, open }))
+    }
+}
+
+/// Deregisters memory on a device. Returns the registration if the device refuses.
+fn end(mr: Mr) -> Option<Mr> {
+    let (mr, error) = mr.close().err()?;
+    not_ended(&error);
+    Some(mr)
 }
 
 /// Registrations for our own requests, by start address. None lies inside another, so their ends
@@ -242,7 +411,7 @@ impl Rdma {
     ) -> Result<Arc<Registration>, RdmaError> {
         if let Some(located) = gpu {
             gpu::check_local(located)?;
-            let (address, access) = (ptr as u64, IBV_ACCESS_LOCAL_WRITE);
+            let (address, access) = (ptr as u64, |_: &Nic| IBV_ACCESS_LOCAL_WRITE);
             // SAFETY: the caller vouches for the memory.
             return unsafe { Registration::of_gpu(&self.nics, address, len, access, located) }
                 .map(Arc::new);
@@ -251,8 +420,9 @@ impl Rdma {
             return Ok(found);
         }
         let pages = self.cache.mark(ptr as u64, len as u64, keeper);
+        let (start, access) = (ptr.expose_provenance() as u64, |_: &Nic| IBV_ACCESS_LOCAL_WRITE);
         // SAFETY: the caller vouches for the memory.
-        let made = unsafe { Registration::of_host(&self.nics, ptr, len, IBV_ACCESS_LOCAL_WRITE) }?;
+        let made = unsafe { Registration::of_host(&self.nics, start, len, access) }?;
         let made = Arc::new(made);
         // Without a mark the cache could not recognise changed pages, so the registration is not
         // shared.
@@ -274,7 +444,7 @@ impl Rdma {
         len: usize,
         access: Access,
         gpu: Option<&Located>,
-    ) -> Result<Registration, RdmaError> {
+    ) -> Result<Advertised, RdmaError> {
         let mut flags = 0;
         if access.allows(Access::READ) {
             flags |= IBV_ACCESS_REMOTE_READ;
@@ -285,10 +455,9 @@ impl Rdma {
         }
         if let Some(located) = gpu {
             gpu::check_remote(located, access)?;
-            // SAFETY: the caller vouches for the memory.
-            return unsafe { Registration::of_gpu(&self.nics, ptr as u64, len, flags, located) };
         }
+        let memory = Memory { address: ptr.expose_provenance() as u64, len, gpu: gpu.cloned() };
         // SAFETY: the caller vouches for the memory.
-        unsafe { Registration::of_host(&self.nics, ptr, len, flags) }
+        unsafe { Advertised::new(&self.nics, memory, flags) }
     }
 }

@@ -11,6 +11,7 @@ mod messages;
 mod nic;
 mod port;
 mod queue;
+mod window;
 mod work_requests;
 
 use std::path::Path;
@@ -120,6 +121,10 @@ impl Devices for Rdma {
 
     fn ports(&self) -> Vec<RdmaPort> {
         self.nics.iter().map(|nic| nic.address).collect()
+    }
+
+    fn has_windows(&self) -> bool {
+        self.nics.iter().all(|nic| nic.windows)
     }
 
     fn cpus(&self) -> &[usize] {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerway_core::config;
+use peerway_core::config::{self, KeyWindows};
 use peerway_core::wire::RdmaPort;
 use peerway_sys::efadv::Efa;
 use peerway_sys::efadv::ffi::{
@@ -29,6 +29,8 @@ pub(crate) struct Nic {
     /// The NUMA node of the device, if known.
     pub(crate) node: Option<u16>,
     pub(crate) limits: ibv_device_attr,
+    /// Whether advertised memory has a key for each queue pair.
+    pub(crate) windows: bool,
     pub(crate) config: config::Rdma,
     flush: Mr,
     flush_page: Pages,
@@ -64,6 +66,7 @@ impl Nic {
             .ok_or_else(|| RdmaError::NoActivePort { devices: context.name().to_owned() })?;
         let ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
         let (gid_index, gid) = gid(&context, port, attr.gid_tbl_len, ethernet, config.gid_index)?;
+        let windows = use_windows(&context, &limits, efa.is_some(), config.windows)?;
         let pd = Arc::new(Pd::alloc(&context)?);
         let flush_page = Pages::new(1, node);
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -77,6 +80,7 @@ impl Nic {
             mtu: attr.active_mtu as u8,
             ethernet,
             datagrams: efa.is_some(),
+            windows,
         };
         Ok(Self {
             index,
@@ -87,6 +91,7 @@ impl Nic {
             gid_index,
             node,
             limits,
+            windows,
             config: config.clone(),
             flush,
             flush_page,
@@ -116,6 +121,22 @@ impl Nic {
         let default = if self.efa.is_some() { 8 } else { 3 };
         self.config.service_level.unwrap_or(default)
     }
+}
+
+/// Whether to give each queue pair its own keys: if the device has type 2 memory windows and the
+/// setting allows them.
+fn use_windows(
+    context: &Context,
+    limits: &ibv_device_attr,
+    datagrams: bool,
+    setting: KeyWindows,
+) -> Result<bool, RdmaError> {
+    let flags = IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    let has = !datagrams && limits.device_cap_flags & flags != 0 && limits.max_mw > 0;
+    if setting == KeyWindows::Require && !has {
+        return Err(RdmaError::NoWindows { device: context.name().to_owned() });
+    }
+    Ok(has && setting != KeyWindows::Off)
 }
 
 fn is_active(state: u32) -> bool {

@@ -10,6 +10,7 @@
 //!
 //! Only the driver touches a queue.
 
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -24,12 +25,13 @@ use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, mask
 
 use super::nic::Nic;
 use super::port::{Key, PortCq};
+use super::window::Window;
 use super::work_requests::WorkRequests;
 use crate::os::pages::Pages;
 use crate::os::random;
 use crate::transport::device::{
-    Completed, Completion, DevicePart, DeviceQueue, DeviceWork, FlushWord, PART_REQUESTS,
-    QueueEnds, Unfinished,
+    Completed, Completion, DevicePart, DeviceQueue, DeviceWork, FlushWord, KeyTable, KeyWindow,
+    PART_REQUESTS, QueueEnds, Unfinished,
 };
 
 /// Work requests per queue pair: a few groups, so that the device has the next one when one is
@@ -82,6 +84,8 @@ pub(super) struct Queue {
     groups: VecDeque<Group>,
     /// The number of the first group in `groups`.
     first: u32,
+    /// The windows whose binds are in `groups`, in order.
+    binding: VecDeque<Arc<Window>>,
     /// The group being built.
     pub(super) work: WorkRequests,
 
@@ -110,6 +114,8 @@ pub(super) struct Queue {
 struct Far {
     end: QueueEnd,
     receives: u64,
+    /// Whether the keys of its memory are for one queue pair each.
+    windows: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -145,6 +151,7 @@ pub(super) enum GroupKind {
     Message(u16),
     Part(DevicePart),
     Flush(SlotId),
+    Bind,
     Last,
     Over,
 }
@@ -196,6 +203,7 @@ impl Queue {
             inline,
             groups: VecDeque::with_capacity(depth as usize),
             first: 0,
+            binding: VecDeque::new(),
             work: WorkRequests::new(PART_REQUESTS),
             sent: 0,
             taken_by_peer: 0,
@@ -294,7 +302,8 @@ impl Queue {
             };
             self.qp.modify(&send, masks::RC_RTS)?;
         }
-        self.far = Some(Far { end: far, receives: u64::from(far.receives) });
+        let receives = u64::from(far.receives);
+        self.far = Some(Far { end: far, receives, windows: at.windows });
         Ok(())
     }
 
@@ -405,12 +414,16 @@ impl DeviceQueue for Queue {
         self.nic().index
     }
 
-    fn ends(&self) -> QueueEnds {
-        QueueEnds {
-            device: self.device(),
-            far_device: self.far.map_or(0, |far| usize::from(far.end.port)),
-            is_unordered: self.is_unordered,
-        }
+    fn ends(&self, lane: u16) -> QueueEnds {
+        let key_index = match self.far {
+            Some(far) if far.windows => KeyTable::of_lane(lane),
+            far => KeyTable::of_device(far.map_or(0, |far| usize::from(far.end.port))),
+        };
+        QueueEnds { device: self.device(), key_index, is_unordered: self.is_unordered }
+    }
+
+    fn has_windows(&self) -> bool {
+        self.nic().windows
     }
 
     fn device_name(&self) -> String {
@@ -489,6 +502,23 @@ impl DeviceQueue for Queue {
         unsafe { self.post(GroupKind::Flush(slot)) }.map_err(io::Error::other)
     }
 
+    fn can_bind(&self) -> bool {
+        self.state == QueueState::Open && self.used + RESERVE <= self.depth
+    }
+
+    fn bind(&mut self, window: &Arc<dyn KeyWindow>) -> io::Result<bool> {
+        let any: Arc<dyn Any + Send + Sync> = window.clone();
+        let window = any.downcast::<Window>().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let id = self.id(self.next_group());
+        if !window.bind(&self.qp, id).map_err(io::Error::other)? {
+            return Ok(false);
+        }
+        self.groups.push_back(Group { kind: GroupKind::Bind, requests: 1, left: 1 });
+        self.binding.push_back(window);
+        self.used += 1;
+        Ok(true)
+    }
+
     fn complete(&mut self, completion: &Completion) -> Completed {
         let (lower, status) = (completion.work, WcStatus(completion.status));
         if lower & RECEIVE != 0 {
@@ -500,8 +530,16 @@ impl DeviceQueue for Queue {
             if let GroupKind::Last = group.kind {
                 return self.over(true);
             }
-            if let (GroupKind::Part(part), false) = (&mut group.kind, status.is_flushed()) {
-                part.failed = part.failed.or_else(|| blame(status));
+            match &mut group.kind {
+                GroupKind::Part(part) if !status.is_flushed() => {
+                    part.failed = part.failed.or_else(|| blame(status));
+                }
+                GroupKind::Bind if !status.is_flushed() => {
+                    if let Some(window) = self.binding.pop_front() {
+                        window.was_refused(&status);
+                    }
+                }
+                _ => {}
             }
             return self.failed(status);
         }
@@ -525,6 +563,10 @@ impl DeviceQueue for Queue {
                 Completed::Part(part)
             }
             GroupKind::Flush(slot) => Completed::Flushed(slot),
+            GroupKind::Bind => {
+                self.binding.pop_front();
+                Completed::Bound
+            }
             GroupKind::Last => self.over(true),
             GroupKind::Over => Completed::Nothing,
         }

@@ -274,6 +274,7 @@ fn controls(raw: &Raw, descriptor: &[u8]) -> Vec<Control> {
         Control::QueuesOpened { queues: vec![(1, Ok(end)), (2, Err("why".into()))] },
         Control::Bye,
         Control::Admit(Admission::Secret([1; 32])),
+        Control::Keys { keys: vec![(1, 2); 100] },
     ];
     if let Control::Hello(hello) = raw.hello() {
         let of = raw.session;

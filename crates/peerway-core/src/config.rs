@@ -531,6 +531,7 @@ mod tests {
             queue_pairs: 1,
             retries: 2,
             timeout: Duration::from_millis(5),
+            windows: KeyWindows::Auto,
         };
         assert_eq!(config.rdma, rdma);
     }

@@ -53,7 +53,7 @@ fn wait_until(what: &str, over: impl Fn() -> bool) {
 
 /// An owner with a peer that it trusts and a hostile one.
 struct Three {
-    owner: Endpoint,
+    _owner: Endpoint,
     friend: Endpoint,
     thief: Endpoint,
     of_friend: Peer,
@@ -77,7 +77,17 @@ impl Three {
         };
         let friends = import(&of_friend, &secret);
         let thiefs = import(&of_thief, &other);
-        Self { owner, friend, thief, of_friend, of_thief, secret, friends, thiefs, _other: other }
+        Self {
+            _owner: owner,
+            friend,
+            thief,
+            of_friend,
+            of_thief,
+            secret,
+            friends,
+            thiefs,
+            _other: other,
+        }
     }
 
     /// Writes and reads with a forged key. Returns whether either changed or got a byte.

@@ -379,10 +379,11 @@ impl Driver {
         lane: &Lane,
         keys: &[(u64, u32)],
     ) -> Step<()> {
-        if !lane.is_keyed() {
+        // A queue pair that is shut down may still bring keys. They are voided when it is replaced.
+        let index = KeyTable::of_lane(lane.index);
+        if lane.ends.is_none_or(|ends| ends.key_index != index) {
             return Err(nonsense(FrameError::Control));
         }
-        let index = KeyTable::of_lane(lane.index);
         for &(grant, key) in keys {
             let is_revoked = key == REVOKED;
             s.session.set_key(SlotId::from_bits(grant), index, key, is_revoked);

@@ -1,18 +1,21 @@
 //! Tells the program its commit, its target and its compiler, for `peerway --version`.
+//!
+//! The names do not begin with `PEERWAY_`: `cargo run` also sets them for the program, which would
+//! take them for misspelt settings.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-env=PEERWAY_COMMIT={}", commit());
-    for (name, variable) in [("PEERWAY_TARGET", "TARGET"), ("PEERWAY_PROFILE", "PROFILE")] {
+    println!("cargo::rustc-env=BUILD_COMMIT={}", commit());
+    for (name, variable) in [("BUILD_TARGET", "TARGET"), ("BUILD_PROFILE", "PROFILE")] {
         let value = std::env::var(variable).unwrap_or_default();
         println!("cargo::rustc-env={name}={value}");
     }
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let compiler = run(Command::new(rustc).arg("--version")).unwrap_or_default();
-    println!("cargo::rustc-env=PEERWAY_COMPILER={compiler}");
+    println!("cargo::rustc-env=BUILD_COMPILER={compiler}");
 }
 
 /// The commit of the sources: from git, or from the file that `cargo package` writes.

@@ -119,6 +119,7 @@ impl Newcomer<'_> {
         command.env("CARGO_TARGET_DIR", build);
         let first = block.lines().next().unwrap_or_default();
         let output = steps::run(&mut command, &format!("README.md: {first}"))?;
+        ensure!(!output.contains("is not a setting"), "README.md: {first}: it warns of a setting");
         for (mark, wanted) in PRINTS {
             for text in wanted.iter().filter(|_| block.contains(mark)) {
                 ensure!(output.contains(text), "README.md: {first}: it does not print \"{text}\"");

@@ -1,19 +1,19 @@
 //! What this program is: its version, commit, compiler and features.
 
 /// The commit of the sources, or `unknown` if they were not built in a repository.
-pub(crate) const COMMIT: &str = env!("PEERWAY_COMMIT");
+pub(crate) const COMMIT: &str = env!("BUILD_COMMIT");
 
 /// The text of `peerway --version`. Its first line is the version and the commit.
 pub(crate) const LONG: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (commit ",
-    env!("PEERWAY_COMMIT"),
+    env!("BUILD_COMMIT"),
     ")\nbuilt:    ",
-    env!("PEERWAY_PROFILE"),
+    env!("BUILD_PROFILE"),
     ", ",
-    env!("PEERWAY_TARGET"),
+    env!("BUILD_TARGET"),
     ", ",
-    env!("PEERWAY_COMPILER"),
+    env!("BUILD_COMPILER"),
     "\nfeatures: same-process local-map local-cma local-ring tcp",
     "\n          with their libraries at run time: verbs efa cuda nvrtc"
 );

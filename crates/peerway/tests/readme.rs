@@ -1,30 +1,20 @@
 //! The example of README.md, compiled and run.
 
-use peerway::{Access, Batch, Endpoint};
+use peerway::{Access, Endpoint};
 
 /// The code of README.md. `the_code_is_that_of_the_readme` compares the two.
 #[rustfmt::skip]
 fn example() -> Result<(), Box<dyn std::error::Error>> {
-    // The owner: allocate (or register) memory and advertise it.
     let owner = Endpoint::new()?;
-    let memory = owner.allocate(1 << 30)?;
+    let memory = owner.allocate(1 << 30)?;                    // or register your own
     let descriptor = memory.advertise(Access::READ_WRITE)?;   // 64 bytes
     let metadata = owner.metadata();                          // hand both over by any means
 
-    // The other side, usually another process or machine.
-    let endpoint = Endpoint::new()?;
+    let endpoint = Endpoint::new()?;                          // usually another process or machine
     let peer = endpoint.connect(&metadata)?;
     let remote = peer.import(&descriptor)?;
     let ours = endpoint.register(vec![7u8; 1 << 20])?;
-
-    peer.write(&ours.all(), &remote.slice(0..1 << 20))?;      // blocking
-
-    let pages = Batch::read_blocks(                           // a paged KV cache
-        ours.blocks(0, 4096, 4096, &[0, 1, 2]),
-        remote.blocks(0, 4096, 4096, &[17, 4, 99]),
-    )?;
-    let transfer = peer.post(&pages)?;                        // returns at once; wait or cancel
-    println!("{} by {}", transfer.join(), peer.path());
+    peer.write(&ours.all(), &remote.slice(0..1 << 20))?;      // blocking; `post` returns at once
 
     Ok(())
 }

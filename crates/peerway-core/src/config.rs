@@ -323,13 +323,25 @@ impl ConfigError {
     }
 }
 
+/// How the variables of the project's own tests and tools begin. They are no settings, and no
+/// mistakes.
+const OF_TESTS: [&str; 6] = [
+    "PEERWAY_FAKE_",
+    "PEERWAY_FLIP_",
+    "PEERWAY_FUZZ_",
+    "PEERWAY_SIMULATION",
+    "PEERWAY_TEST_",
+    "PEERWAY_UPSTREAM",
+];
+
 /// Returns a sentence for each name in `names` that starts with `PEERWAY_` but is not a setting,
 /// for example because of a typing mistake.
 ///
 /// # Examples
 ///
 /// ```
-/// let found = peerway_core::config::unknown(["PEERWAY_TRANSPROT", "PEERWAY_LANES", "PATH"]);
+/// let names = ["PEERWAY_TRANSPROT", "PEERWAY_LANES", "PEERWAY_TEST_LOG", "PATH"];
+/// let found = peerway_core::config::unknown(names);
 /// assert_eq!(found.len(), 1);
 /// assert!(found[0].contains("PEERWAY_TRANSPORT"));
 /// ```
@@ -337,6 +349,7 @@ pub fn unknown(names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> 
     let names = names.into_iter();
     names
         .filter(|name| name.as_ref().starts_with("PEERWAY_") && !is_ours(name.as_ref()))
+        .filter(|name| !OF_TESTS.iter().any(|prefix| name.as_ref().starts_with(prefix)))
         .map(|name| not_a_setting(name.as_ref()))
         .collect()
 }

@@ -25,7 +25,7 @@ static_assert(offsetof(struct peerway_peer_facts, data) == 40, "the length of th
 static_assert(sizeof(struct peerway_peer_stats) == 72, "grown");
 static_assert(offsetof(struct peerway_peer_stats, corrupt_records) == 56, "the length of the first version");
 static_assert(sizeof(struct peerway_endpoint_stats) == 72, "grown");
-static_assert(sizeof(struct peerway_refusal_stats) == 96, "grown");
+static_assert(sizeof(struct peerway_refusal_stats) == 104, "grown");
 static_assert(offsetof(struct peerway_refusal_stats, corrupt_records) == 88, "the length of the first version");
 static_assert(sizeof(struct peerway_transfer_stats) == 48, "grown");
 static_assert(sizeof(struct peerway_proxy_options) == 48, "grown");

@@ -9,7 +9,7 @@ with peerway.Endpoint() as endpoint:
     memory = memoryview(region)
     memory[:5] = b"hello"
 
-    # Who has these two words can connect and use the memory. Send them by any means: here by a pipe.
+    # A peer needs these two words and nothing else. Send them by any means: here by a pipe.
     print(region.advertise("rw").hex(), endpoint.metadata.hex(), flush=True)
 
     message = endpoint.notification(timeout=60)

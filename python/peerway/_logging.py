@@ -37,7 +37,10 @@ def follow() -> None:
 
 
 def _show(level: int) -> None:
-    """Shows lines of this level, which the environment asks for, unless the program has chosen others."""
+    """Shows lines of this level, which the environment asks for.
+
+    What the program has chosen stays.
+    """
     if logger.level == logging.NOTSET:
         logger.setLevel(level)
     if not logger.hasHandlers():

@@ -1,8 +1,8 @@
 //! The engine's log for Python's `logging`.
 //!
-//! A thread of the engine must not wait for the interpreter. It leaves its lines in a queue, and the
-//! thread of `peerway._logging` takes them out. RUST_LOG or PEERWAY_LOG_LEVEL select the lines where
-//! one of them is set, and otherwise the level of the logger `peerway`.
+//! A thread of the engine must not wait for the interpreter. It leaves its lines in a queue, and
+//! the thread of `peerway._logging` takes them out. RUST_LOG or PEERWAY_LOG_LEVEL select the lines
+//! where one of them is set, and otherwise the level of the logger `peerway`.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -94,8 +94,8 @@ pub(crate) fn log_select(level: u32) -> PyResult<Option<u32>> {
     })
 }
 
-/// The level that PEERWAY_LOG_LEVEL or one of its other names sets, or the least if RUST_LOG
-/// decides.
+/// The level that PEERWAY_LOG_LEVEL or one of its other names sets. `OFF` if RUST_LOG is set:
+/// lines that it does not name are then not wanted.
 fn of_environment() -> Option<LevelFilter> {
     let variable = |name: &str| std::env::var(name).ok();
     if std::env::var_os("RUST_LOG").is_some() {

@@ -32,7 +32,7 @@ def serve_gpu(line: Any, gpu: int) -> None:
 
 
 def listens(held: Any) -> bool:
-    """Whether this is a listening socket. The agent also holds connections and descriptors of processes."""
+    """Whether this is a listening socket. The agent also holds connections and pidfds."""
     # The agent's thread may close it at any time.
     with contextlib.suppress(OSError):
         return isinstance(held, socket.socket) and bool(held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -290,9 +290,9 @@ pub enum Arrival {
     },
 }
 
-/// Bytes that a side has moved into and out of the peer's memory without the peer's processor, since
-/// the session began. The peer cannot count them, so frames that name no grant tell it, in place of
-/// the token.
+/// Bytes that a side has moved into and out of the peer's memory without the peer's processor,
+/// since the session began. The peer cannot count them, so frames that name no grant tell it, in
+/// place of the token.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct OneSided {
     /// Bytes written to the peer.

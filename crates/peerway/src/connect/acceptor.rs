@@ -4,8 +4,7 @@
 //! A connection becomes a session, a lane of a session, or nothing. A session begins with TLS,
 //! which proves the opener's identity before its first message. A lane begins with a message that
 //! proves that it belongs to its session (see `secure`), one that replaces a lost lane too (see
-//! `identity::lanes`). Whatever a connection sends, the endpoint
-//! goes on serving the other peers.
+//! `identity::lanes`). Whatever a connection sends, the endpoint goes on serving the other peers.
 //!
 //! When there are too many half-open connections, or too few file descriptors for another one, the
 //! acceptor drops the oldest connection of the busiest source (see `crowd`). If that does not help,

@@ -432,8 +432,8 @@ fn open(
     Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, beat, claim })))
 }
 
-/// Warns that memory which is not shareable takes a slower path, once: the cause is the same for all
-/// peers.
+/// Warns that memory which is not shareable takes a slower path, once: the cause is the same for
+/// all peers.
 fn warn_of_refused_cma(peer: SocketAddr) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {

@@ -323,8 +323,8 @@ fn report_end(session: &Session, cause: &str, transfers: usize, expected: bool) 
     }
 }
 
-/// Sends the last totals and a goodbye on every lane, as a best effort. On a full lane, the peer finds the socket
-/// closed instead.
+/// Sends the last totals and a goodbye on every lane, as a best effort. On a full lane, the peer
+/// finds the socket closed instead.
 fn say_goodbye(s: &mut SessionDriver) {
     let now = clock::now();
     s.liveness.beat_at_once(now);

@@ -2,8 +2,8 @@
 //! frames.
 //!
 //! `transmit` has the half that sends, `receive` the half that receives. Only the driver touches
-//! lanes. Sequenced frames are numbered from 1 and the peer applies them in
-//! order. So the number of the last applied frame describes completely how far a failed lane got.
+//! lanes. Sequenced frames are numbered from 1 and the peer applies them in order. So the number of
+//! the last applied frame describes completely how far a failed lane got.
 
 use peerway_core::protocol::{AppliedFrames, Role, SentFrames};
 

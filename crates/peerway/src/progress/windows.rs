@@ -51,11 +51,13 @@ impl LaneWindows {
 
     /// The key for this grant, if it works.
     fn ready(&self, grant: SlotId) -> Option<u32> {
-        let waits =
-            self.unbound.iter().map(|(id, _)| id).chain(self.binding.iter().map(|(id, _)| id));
         match self.keys.get(&grant)? {
             QueueKey::Open(key) => Some(*key),
-            QueueKey::Window(window) => { waits }.all(|id| *id != grant).then(|| window.key()),
+            QueueKey::Window(window) => {
+                let is_unbound = self.unbound.iter().any(|(id, _)| *id == grant);
+                let is_binding = self.binding.iter().any(|(id, _)| *id == grant);
+                (!is_unbound && !is_binding).then(|| window.key())
+            }
         }
     }
 }

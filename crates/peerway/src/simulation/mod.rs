@@ -2,9 +2,9 @@
 //!
 //! A [`Plan`] names a schedule. A run makes two nodes and a session of one or more lanes, and then
 //! takes steps at random: bytes arrive, a driver takes a turn, time passes, a transfer is posted,
-//! a lane breaks and perhaps comes back, a node stops for a while, a transfer is cancelled, a region is revoked, a session
-//! is closed, a client lies about what it was granted. After the last step everything may arrive.
-//! The run checks the four promises:
+//! a lane breaks and perhaps comes back, a node stops for a while, a transfer is cancelled, a
+//! region is revoked, a session is closed, a client lies about what it was granted. After the last
+//! step everything may arrive. The run checks the four promises:
 //!
 //! 1. Every transfer ends.
 //! 2. After a transfer has ended with a held fence, and after a revoke, the memory that it could

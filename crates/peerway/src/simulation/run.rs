@@ -408,8 +408,8 @@ impl World {
         self.tally.lanes_lost += 1;
     }
 
-    /// An attempt to replace a lost lane goes on: it fails, the acceptor lets it join, or the opener
-    /// learns that.
+    /// An attempt to replace a lost lane goes on: it fails, the acceptor lets it join, or the
+    /// opener learns that.
     fn reconnect(&mut self) {
         self.attempts.extend(self.nodes[0].take_attempts().into_iter().map(|it| (it, None)));
         if self.attempts.is_empty() {

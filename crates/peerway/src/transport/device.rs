@@ -108,8 +108,8 @@ pub(crate) trait RemoteKeys: Send + Sync {
     /// Makes a key for a queue of this device. May block.
     fn queue_key(&self, device: usize) -> Result<QueueKey, RdmaError>;
 
-    /// Ends the registration, with the keys of all queues. Success proves that no device admits a peer any more. Otherwise the
-    /// keys come back, and the fence stays open.
+    /// Ends the registration, with the keys of all queues. Success proves that no device admits a
+    /// peer any more. Otherwise the keys come back, and the fence stays open.
     fn close(self: Box<Self>) -> Result<(), Box<dyn RemoteKeys>>;
 }
 
